@@ -5,6 +5,7 @@ A recipe may say `base: NAME`, another recipe whose settings it extends; diction
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
@@ -232,10 +233,8 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
         raise ConfigError(f"override {override!r}: write key=value, for example train.steps=20")
     value: Any = yaml.safe_load(text) if text else None
     if isinstance(value, str):  # YAML 1.1 takes 1e-4 for text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     parts = key.split(".")
     node = data
     for part in parts[:-1]:

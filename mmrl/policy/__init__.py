@@ -1,0 +1,1 @@
+"""The policy: loading, log-probs, reference copies, sharding and checkpoints."""
