@@ -1,0 +1,139 @@
+"""One definition of a picture: upright, alpha on white, 8-bit RGB, decoded to the last byte.
+
+Every later room works on what `normalise_image` returns, so sizes, boxes and tokens all speak of the same picture.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 89_478_485  # Pillow's own warning level: 256 MiB of RGB
+MAX_RATIO = 200  # the processors of Qwen-VL refuse longer pictures
+ORIENTATION = 0x0112  # EXIF tag
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class MediaError(ValueError):
+    """A medium that cannot be used. `code` is a short stable reason: empty, missing, not_media, truncated, broken,
+    ratio, tiny, too_many_pixels, no_video, window."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{message} [{code}]")
+        self.code = code
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[MediaError], tuple[str, str]]:
+        return MediaError, (self.code, self.message)  # crosses process borders
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise MediaError where a picture or frame of this size could not be handled, before it is decoded."""
+    if width < 1 or height < 1:
+        raise MediaError("broken", f"a picture of {width}x{height} pixels")
+    if width * height > MAX_PIXELS:
+        raise MediaError("too_many_pixels", f"{width}x{height} pixels are more than {MAX_PIXELS}")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise MediaError("ratio", f"{width}x{height}: one side is more than {MAX_RATIO} times the other")
+
+
+def normalise_image(source: bytes | Path | Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    """The picture upright, on white, in 8-bit RGB, with flags of what was done to it.
+
+    Flags: `first_frame` (more were there), `rotated` (by EXIF), `bad_exif` (unreadable, taken for upright), `depth`
+    (scaled to 8 bits), `alpha` (laid on white), `colour` (another colour model). The source is left as it was.
+    Raises MediaError. Everything is decoded: `Image.verify` passes JPEG files cut in half.
+    """
+    if isinstance(source, Image.Image):
+        return _normalise(source)
+    if isinstance(source, Path):
+        try:
+            source = source.read_bytes()
+        except OSError as error:
+            raise MediaError("missing", f"cannot read {source}: {error.strerror}") from error
+    if not source:
+        raise MediaError("empty", "no bytes")
+    try:
+        with Image.open(io.BytesIO(source)) as image:
+            return _normalise(image)
+    except MediaError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise MediaError("too_many_pixels", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise MediaError("not_media", f"not a picture: begins with {source[:12]!r}") from error
+    except Exception as error:  # on damaged input Pillow raises nearly every type there is
+        text = str(error).lower()
+        cut = any(word in text for word in ("truncated", "premature", "unexpected end", "not enough"))
+        raise MediaError("truncated" if cut else "broken", f"does not decode: {error}") from error
+
+
+def _normalise(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    check_size(*image.size)
+    flags = []
+    if getattr(image, "n_frames", 1) > 1:
+        flags.append("first_frame")
+        # an APNG may carry a still picture for readers without animation: it is not the first frame shown
+        image.seek(1 if image.info.get("default_image") else 0)
+    before, bad = _orientation(image)
+    image.load()
+    after, _ = _orientation(image)  # Pillow turns TIFF files upright by itself while it decodes
+    out = image
+    if before != 1:
+        flags.append("rotated")
+    if bad:
+        flags.append("bad_exif")
+    if image.mode.startswith(("I", "F")):
+        out = _to_8_bits(image)
+        flags.append("depth")
+    if out.has_transparency_data:
+        rgba = out.convert("RGBA")
+        if rgba.getchannel("A").getextrema() != (255, 255):
+            flags.append("alpha")
+        out = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    elif out.mode not in ("RGB", "L", "1", "P"):
+        flags.append("colour")
+    out = out.convert("RGB") if out.mode != "RGB" or out is image else out
+    if after != 1:
+        out = out.transpose(_UPRIGHT[after])
+    out.info.clear()  # an orientation tag must not be applied a second time by a later reader
+    return out, tuple(flags)
+
+
+def _orientation(image: Image.Image) -> tuple[int, bool]:
+    """EXIF orientation 1..8, and whether the block could not be read."""
+    try:
+        value = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # a broken text block must not cost the picture
+        return 1, True
+    return (value, False) if value in _UPRIGHT else (1, False)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Gray pictures of 16 or 32 bits by their range: Pillow's own conversion clips a 16-bit picture to white."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float64), posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if image.mode == "F" and low >= 0 and high <= 255:
+        scaled = values * 255 if high <= 1 else values
+    elif low >= 0 and high <= 65535:
+        scaled = values / 257
+    else:
+        scaled = (values - low) * (255 / (high - low))
+    gray = Image.fromarray(np.rint(scaled).astype(np.uint8))
+    clear = image.info.get("transparency")
+    if not isinstance(clear, int):
+        return gray
+    gray.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return gray
