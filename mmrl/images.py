@@ -56,16 +56,16 @@ def normalise_image(source: bytes | Path | Image.Image) -> tuple[Image.Image, tu
     (scaled to 8 bits), `alpha` (laid on white), `colour` (another colour model). The source is left as it was.
     Raises MediaError. Everything is decoded: `Image.verify` passes JPEG files cut in half.
     """
-    if isinstance(source, Image.Image):
-        return _normalise(source)
     if isinstance(source, Path):
         try:
             source = source.read_bytes()
         except OSError as error:
-            raise MediaError("missing", f"cannot read {source}: {error.strerror}") from error
-    if not source:
-        raise MediaError("empty", "no bytes")
+            raise MediaError("missing", f"cannot read {source!s}: {error.strerror}") from error
     try:
+        if isinstance(source, Image.Image):
+            return _normalise(source)
+        if not source:
+            raise MediaError("empty", "no bytes")
         with Image.open(io.BytesIO(source)) as image:
             return _normalise(image)
     except MediaError:
@@ -73,7 +73,7 @@ def normalise_image(source: bytes | Path | Image.Image) -> tuple[Image.Image, tu
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise MediaError("too_many_pixels", str(error)) from error
     except UnidentifiedImageError as error:
-        raise MediaError("not_media", f"not a picture: begins with {source[:12]!r}") from error
+        raise MediaError("not_media", "no picture format that Pillow knows") from error
     except Exception as error:  # on damaged input Pillow raises nearly every type there is
         text = str(error).lower()
         cut = any(word in text for word in ("truncated", "premature", "unexpected end", "not enough"))
@@ -130,7 +130,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     elif low >= 0 and high <= 65535:
         scaled = values / 257
     else:
-        scaled = (values - low) * (255 / (high - low))
+        scaled = (values - low) * (255 / max(high - low, 1e-12))
     gray = Image.fromarray(np.rint(scaled).astype(np.uint8))
     clear = image.info.get("transparency")
     if not isinstance(clear, int):

@@ -124,6 +124,5 @@ def file_ref(id: str, path: Path, kind: MediaKind) -> MediaRef:
         width=width,
         height=height,
         path=str(path.absolute()),
-        size=len(data),
         info=info,
     )

@@ -77,6 +77,10 @@ class _Timeline:
         return self.stamps[max(0, bisect.bisect_right(self.stamps, ticks) - 1)]
 
 
+class _Overshoot(Exception):
+    """A seek landed behind the frame that it was for."""
+
+
 def probe_video(source: bytes | Path) -> VideoInfo:
     """Decode a whole clip and tell what it holds. Raises MediaError."""
     line = _timeline(source)
@@ -132,65 +136,70 @@ def read_times(source: bytes | Path, times: list[float], line: _Timeline | None 
     """The frames that are on screen at the given seconds, sorted, none twice. Raises MediaError."""
     line = line or _timeline(source)
     wanted = sorted({line.at(t) for t in times})
-    got = _pick(source, line, wanted, seek=True)
-    if got is None:  # a seek went past its goal
-        got = _pick(source, line, wanted, seek=False)
-    if not got or not got[0]:
+    try:
+        frames, bad = _pick(source, line, wanted, seek=not line.counted)
+    except _Overshoot:
+        frames, bad = _pick(source, line, wanted, seek=False)
+    if not frames:
         raise MediaError("broken", f"none of the frames at {', '.join(f'{t:.3f}' for t in times)} s can be decoded")
-    frames, bad = got
     stamps = sorted(frames)
     return Clip(np.stack([frames[s] for s in stamps]), [line.seconds(s) for s in stamps], bad)
 
 
-def _pick(
-    source: bytes | Path, line: _Timeline, wanted: list[int], *, seek: bool
-) -> tuple[dict[int, np.ndarray], int] | None:
-    """Decode the wanted stamps in order. In place of a frame that cannot be decoded stands the one shown before it.
-    None when a seek landed behind a wanted frame."""
+def _pick(source: bytes | Path, line: _Timeline, wanted: list[int], *, seek: bool) -> tuple[dict[int, np.ndarray], int]:
+    """The wanted stamps (sorted) with their frames, and the number of bad packets met. Raises _Overshoot."""
     out: dict[int, np.ndarray] = {}
-    todo, bad = list(wanted), 0
+    bad = 0
     with _open(source) as (container, stream):
-        at: int | None = None
-        shown: tuple[int, Any] | None = None  # last decoded frame
-        while todo:
-            key = _key_before(line.keys, todo[0])
-            # seek only over a key frame: otherwise decoding on is shorter
-            if seek and not line.counted and key is not None and key > (line.keys[0] if at is None else at):
+        for key, stamps in _runs(line, wanted) if seek else [(None, wanted)]:
+            if key is not None:
                 container.seek(key, stream=stream, backward=True)
-                shown = None
-            sought = shown is None and at is not None
-            leap = False
-            for stamp, frame in _decode(container, stream, counted=line.counted):
-                if frame is None:
-                    bad += 1
-                    continue
-                if seek and shown is None and todo and stamp > todo[0] and stamp > line.stamps[0]:
-                    return None
-                while todo and stamp >= todo[0]:
-                    if stamp == todo[0] or shown is None:
-                        out[stamp] = _upright(frame)
-                    else:
-                        out.setdefault(shown[0], _upright(shown[1]))
-                    todo.pop(0)
-                shown, at = (stamp, frame), stamp
-                if not todo:
-                    break
-                ahead = _key_before(line.keys, todo[0])
-                if seek and not line.counted and ahead is not None and ahead > stamp:
-                    leap = True
-                    break
-            if todo and not leap:  # the stream ended before them
-                if shown is not None:
-                    out.setdefault(shown[0], _upright(shown[1]))
-                elif sought and seek:
-                    return None
-                break
+            bad += _forward(_decode(container, stream, counted=line.counted), stamps, out, strict=key is not None)
     return out, bad
 
 
-def _key_before(keys: list[int], stamp: int) -> int | None:
-    found = bisect.bisect_right(keys, stamp) - 1
-    return keys[found] if found >= 0 else None
+def _runs(line: _Timeline, wanted: list[int]) -> list[tuple[int | None, list[int]]]:
+    """Wanted stamps in runs that are decoded without a break, each with the key frame to seek (None: go on from where
+    the decoder is). A seek pays only where a key frame lies between two wanted frames: all else is decoded on."""
+    runs: list[tuple[int | None, list[int]]] = []
+    at = line.keys[0] if line.keys else line.stamps[-1]
+    for stamp in wanted:
+        found = bisect.bisect_right(line.keys, stamp) - 1
+        if found >= 0 and line.keys[found] > at:
+            runs.append((line.keys[found], [stamp]))
+        elif runs:
+            runs[-1][1].append(stamp)
+        else:
+            runs.append((None, [stamp]))
+        at = max(at, stamp)
+    return runs
+
+
+def _forward(frames: Iterator[tuple[int, Any]], stamps: list[int], out: dict[int, np.ndarray], *, strict: bool) -> int:
+    """Take the frames with the given stamps (sorted) into `out`; returns the number of bad packets met.
+
+    In place of a frame that cannot be decoded stands the one shown before it, under its own stamp. Raises _Overshoot
+    where there is none and `strict`: the decoder did not start at the beginning."""
+    bad, todo = 0, list(stamps)
+    before: tuple[int, Any] | None = None
+    for stamp, frame in frames:
+        if frame is None:
+            bad += 1
+            continue
+        while todo and stamp >= todo[0]:
+            if stamp > todo[0] and before is None and strict:
+                raise _Overshoot
+            shown, picture = (stamp, frame) if stamp == todo[0] or before is None else before
+            out.setdefault(shown, _upright(picture))
+            todo.pop(0)
+        before = (stamp, frame)
+        if not todo:
+            return bad
+    if before is None and strict:
+        raise _Overshoot
+    if before is not None:
+        out.setdefault(before[0], _upright(before[1]))
+    return bad
 
 
 @contextmanager
