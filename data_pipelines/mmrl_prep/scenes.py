@@ -1,0 +1,107 @@
+"""Simple questions about small scenes: coloured shapes on crops of real pictures; colour, count and position are asked.
+
+The scenes are drawn, the backgrounds are photographs; each row is a plain question with lettered options, in the form
+that `mmrl-prep build FILE.jsonl --task mcq` reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+COLOURS = {"red": (214, 40, 40), "green": (40, 160, 60), "blue": (40, 80, 214), "yellow": (240, 210, 40)}
+SHAPES = ("circle", "square", "triangle")
+QUARTERS = ("top left", "top right", "bottom left", "bottom right")
+QUESTIONS = ("colour", "count", "position")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One drawn picture with one question about it."""
+
+    image: Image.Image
+    question: str
+    options: tuple[str, ...]
+    answer: str  # one of the options
+    kind: str  # colour, count or position
+
+
+def draw_scene(background: Image.Image, rng: np.random.Generator, size: int, kind: str | None = None) -> Scene:
+    """A scene of `size` x `size` pixels with one to four shapes, each in a quarter of its own."""
+    kind = kind or QUESTIONS[rng.integers(len(QUESTIONS))]
+    image = Image.blend(_square(background, rng, size), Image.new("RGB", (size, size), (128, 128, 128)), 0.5)
+    count = int(rng.integers(1, 5))
+    quarters = [int(q) for q in rng.permutation(4)[:count]]
+    # the first shape is the one asked about: no other has its form
+    asked, *rest = (SHAPES[i] for i in rng.permutation(len(SHAPES)))
+    forms = [asked, *(rest[rng.integers(len(rest))] for _ in range(count - 1))]
+    colours = [list(COLOURS)[rng.integers(len(COLOURS))] for _ in range(count)]
+    draw = ImageDraw.Draw(image)
+    for quarter, form, colour in zip(quarters, forms, colours, strict=True):
+        side = int(size * rng.uniform(0.16, 0.3))
+        half = size // 2
+        x = (quarter % 2) * half + int(rng.integers(2, max(3, half - side - 2)))
+        y = (quarter // 2) * half + int(rng.integers(2, max(3, half - side - 2)))
+        _draw(draw, form, (x, y, x + side, y + side), COLOURS[colour])
+    question, options, answer = {
+        "colour": (f"What colour is the {asked}?", tuple(COLOURS), colours[0]),
+        "count": ("How many shapes are there?", ("1", "2", "3", "4"), str(count)),
+        "position": (f"Where is the {asked}?", QUARTERS, QUARTERS[quarters[0]]),
+    }[kind]
+    shuffled = tuple(options[i] for i in rng.permutation(len(options)))
+    return Scene(image, question, shuffled, answer, kind)
+
+
+def write_scenes(
+    out: Path,
+    backgrounds: Sequence[Path],
+    count: int,
+    *,
+    size: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Write `count` scenes as PNG files and the JSONL that describes them to `out`; returns the path of the JSONL."""
+    (out / "scenes").mkdir(parents=True, exist_ok=True)
+    pictures = [Image.open(p).convert("RGB") for p in backgrounds]
+    rows = []
+    for number in range(count):
+        rng = np.random.Generator(np.random.Philox(key=[seed, number]))
+        scene = draw_scene(pictures[rng.integers(len(pictures))], rng, size)
+        name = f"scenes/{number:06d}.png"
+        scene.image.save(out / name)
+        rows.append(
+            {
+                "id": f"scene-{number:06d}",
+                "image": name,
+                "question": scene.question,
+                "options": list(scene.options),
+                "answer": scene.answer,
+                "kind": scene.kind,
+            }
+        )
+        progress(number + 1, count)
+    path = out / "scenes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _square(image: Image.Image, rng: np.random.Generator, size: int) -> Image.Image:
+    side = int(min(image.size) * rng.uniform(0.4, 1.0))
+    x, y = (int(rng.integers(0, full - side + 1)) for full in image.size)
+    return image.convert("RGB").crop((x, y, x + side, y + side)).resize((size, size), Image.Resampling.BICUBIC)
+
+
+def _draw(draw: ImageDraw.ImageDraw, form: str, box: tuple[int, int, int, int], fill: tuple[int, int, int]) -> None:
+    x1, y1, x2, y2 = box
+    if form == "circle":
+        draw.ellipse(box, fill=fill)
+    elif form == "square":
+        draw.rectangle(box, fill=fill)
+    else:
+        draw.polygon([(x1, y2), (x2, y2), ((x1 + x2) / 2, y1)], fill=fill)
