@@ -1,0 +1,1 @@
+"""Evaluation of vision-language models: per-sample records, intervals, consistency, paired comparison."""
