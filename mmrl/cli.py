@@ -45,7 +45,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help
 Resume = Annotated[bool, typer.Option("--resume", help="go on after the newest checkpoint of the run's folder")]
 
 
-def _console() -> Console:
+def console() -> Console:
     """The terminal as it is; a pipe gets lines that are not cut at 80 columns."""
     return Console() if sys.stdout.isatty() else Console(width=200)
 
@@ -129,7 +129,7 @@ def recipes() -> None:
         config = load_config(name)
         used = [f"{kind} {component.name}" for kind, component in components(config)]
         table.add_row(name, config.paper, escape(", ".join(used)))
-    _console().print(table)
+    console().print(table)
 
 
 @methods_app.callback(invoke_without_command=True)
@@ -151,7 +151,7 @@ def methods_list(
     for entry in sorted(shown, key=lambda e: (KINDS.index(e.kind), e.name)):
         summary = entry.doc.split("\n")[0]
         table.add_row(entry.name, entry.kind, ", ".join(entry.needs), entry.paper, escape(summary))
-    _console().print(table)
+    console().print(table)
 
 
 @methods_app.command("show")
@@ -258,25 +258,25 @@ def _print_settings(config: RunConfig) -> None:
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), end="")
 
 
-def users_error(error: Exception) -> bool:
-    """Whether an error tells the user what to do; any other is a bug, and its traceback is wanted."""
-    if isinstance(error, ConfigError | UnknownName | FileNotFoundError):
-        return True
-    from mmrl.media import MediaError
-    from mmrl.shards import ShardError
-
-    return isinstance(error, ShardError | MediaError)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error of the user's is one message and exit code 2."""
+def run_app(app: typer.Typer, arguments: Sequence[str] | None, *own: type[Exception]) -> None:
+    """Run a command line. An error that tells the user what to do (those that mmrl raises for it, and `own`) is one
+    message and exit code 2; any other is a bug, and its traceback is wanted."""
     try:
         app(args=arguments)
     except Exception as error:
-        if not users_error(error):
-            raise
+        if not isinstance(error, (ConfigError, UnknownName, FileNotFoundError, *own)):
+            from mmrl.media import MediaError
+            from mmrl.shards import ShardError
+
+            if not isinstance(error, ShardError | MediaError):
+                raise
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(str(error))}")
         sys.exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The `mmrl` command."""
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from mmrl_eval import RunError
 from mmrl_eval.metrics import Z95
-from mmrl_eval.records import RunError, read_records
+from mmrl_eval.records import read_records
 
 DRAWS = 10_000  # bootstrap and permutation draws
 CHUNK = 200  # of them in memory at a time

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.types import MediaRef, Origin, Span, Trajectory
-
-
-class RunError(ValueError):
-    """A run folder or a comparison that cannot be used; the message says what to do."""
+from mmrl_eval import RunError
 
 
 def prompt_text(trajectory: Trajectory) -> str:

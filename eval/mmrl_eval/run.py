@@ -19,9 +19,10 @@ from mmrl.rewards.extract import extract
 from mmrl.rollout import Engine, make_engine, rollout
 from mmrl.shards import atomic_write
 from mmrl.types import FaultKind, Prompt, Sample, Trajectory
+from mmrl_eval import RunError
 from mmrl_eval.consistency import consistent, option_logps
 from mmrl_eval.metrics import Score, by_task, summarise
-from mmrl_eval.records import RunError, append, read_records, record, repair
+from mmrl_eval.records import append, read_records, record, repair
 
 VERSION = 1  # of records.jsonl and result.json
 

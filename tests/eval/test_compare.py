@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from mmrl_eval import RunError
 from mmrl_eval.compare import bootstrap_interval, compare, mcnemar, paired, paired_interval, sign_flip
-from mmrl_eval.records import RunError, append
+from mmrl_eval.records import append
 
 
 @pytest.mark.parametrize(

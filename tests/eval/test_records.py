@@ -5,7 +5,8 @@ import json
 import pytest
 
 from mmrl.types import Fault, FaultKind, Origin, ToolCall, ToolResult, Turn
-from mmrl_eval.records import RunError, append, read_records, record, repair
+from mmrl_eval import RunError
+from mmrl_eval.records import append, read_records, record, repair
 
 
 def made(trajectory, **changes):
