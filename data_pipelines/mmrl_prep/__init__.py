@@ -1,0 +1,1 @@
+"""mmrl-prep: pictures and clips become checked, split, puzzled WebDataset shards."""
