@@ -149,6 +149,18 @@ def vision_token_ids(config: Any) -> set[int]:
     return {getattr(config, n) for n in names if getattr(config, n, None) is not None}
 
 
+def mask_banned(logits: Tensor, banned: Sequence[int]) -> Tensor:
+    """Logits [..., V] in float32 with those of `banned` ids at the lowest finite number: their probability is exactly 0.
+
+    Engines and trainer both score tokens by `log_softmax(mask_banned(logits, chat.banned_ids))`. Finite rather than
+    -inf so that p * log p stays 0 in entropies. Differentiable.
+    """
+    if not banned:
+        return logits.float()
+    index = torch.tensor(banned, device=logits.device)
+    return logits.float().index_fill(-1, index, torch.finfo(torch.float32).min)
+
+
 def base_model(model: Any) -> Any:
     """The module that has `visual`, `language_model` and `get_rope_index`, under PEFT or FSDP wrappers or not."""
     inner = model
