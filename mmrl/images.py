@@ -6,6 +6,7 @@ Every later room works on what `normalise_image` returns, so sizes, boxes and to
 from __future__ import annotations
 
 import io
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,8 @@ def check_size(width: int, height: int) -> None:
 def normalise_image(source: bytes | Path | Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     """The picture upright, on white, in 8-bit RGB, with flags of what was done to it.
 
-    Flags: `first_frame` (more were there), `rotated` (by EXIF), `bad_exif` (unreadable, taken for upright), `depth`
-    (scaled to 8 bits), `alpha` (laid on white), `colour` (another colour model). The source is left as it was.
+    Flags: `first_frame` (more were there), `rotated` (by EXIF), `depth` (scaled to 8 bits), `alpha` (laid on
+    white), `colour` (another colour model). An unreadable EXIF block counts as upright. The source is left as it was.
     Raises MediaError. Everything is decoded: `Image.verify` passes JPEG files cut in half.
     """
     if isinstance(source, Path):
@@ -67,6 +68,8 @@ def normalise_image(source: bytes | Path | Image.Image) -> tuple[Image.Image, tu
         if not source:
             raise MediaError("empty", "no bytes")
         with Image.open(io.BytesIO(source)) as image:
+            if image.format == "PNG":
+                _check_png(source)
             return _normalise(image)
     except MediaError:
         raise
@@ -87,14 +90,12 @@ def _normalise(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
         flags.append("first_frame")
         # an APNG may carry a still picture for readers without animation: it is not the first frame shown
         image.seek(1 if image.info.get("default_image") else 0)
-    before, bad = _orientation(image)
+    before = _orientation(image)
     image.load()
-    after, _ = _orientation(image)  # Pillow turns TIFF files upright by itself while it decodes
+    after = _orientation(image)  # Pillow turns TIFF files upright by itself while it decodes
     out = image
     if before != 1:
         flags.append("rotated")
-    if bad:
-        flags.append("bad_exif")
     if image.mode.startswith(("I", "F")):
         out = _to_8_bits(image)
         flags.append("depth")
@@ -112,13 +113,25 @@ def _normalise(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     return out, tuple(flags)
 
 
-def _orientation(image: Image.Image) -> tuple[int, bool]:
-    """EXIF orientation 1..8, and whether the block could not be read."""
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8."""
     try:
         value = image.getexif().get(ORIENTATION, 1)
     except Exception:  # a broken text block must not cost the picture
-        return 1, True
-    return (value, False) if value in _UPRIGHT else (1, False)
+        return 1
+    return value if value in _UPRIGHT else 1
+
+
+def _check_png(data: bytes) -> None:
+    """Raise MediaError where a chunk of pixels differs from its checksum: Pillow shows what is left of them."""
+    at = 8
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        body, end = data[at + 4 : at + 8 + size], at + 12 + size
+        read = end <= len(data) and body[:4] in (b"IHDR", b"PLTE", b"IDAT")
+        if read and zlib.crc32(body) != int.from_bytes(data[end - 4 : end], "big"):
+            raise MediaError("broken", f"the PNG chunk at byte {at} differs from its checksum")
+        at = end
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

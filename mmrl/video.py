@@ -124,7 +124,7 @@ def read_clip(
     last = line.seconds(line.stamps[-1])
     begin = 0.0 if start is None else max(0.0, start)
     stop = last if end is None else min(end, last)
-    if begin >= last + float(line.last * line.tick) + EPSILON or (end is not None and end < begin):
+    if begin >= last + float(line.last * line.tick) - EPSILON or (end is not None and end < begin):
         raise MediaError("window", f"no frame between {start} and {end} s: the clip ends at {last:.3f} s")
     stop = max(stop, begin)
     count = int((stop - begin) * fps + EPSILON) + 1
@@ -227,7 +227,12 @@ def _open(source: bytes | Path) -> Iterator[tuple[Any, Any]]:
             raise MediaError("not_media", "no decoder for its video stream")
         check_size(stream.codec_context.width, stream.codec_context.height)
         stream.codec_context.thread_count = 1  # errors then belong to the packet that raised them
-        yield container, stream
+        try:
+            yield container, stream
+        except MediaError:
+            raise
+        except (av.error.FFmpegError, ValueError) as error:  # a seek, or a pixel format that cannot be converted
+            raise MediaError("broken", f"does not decode: {error}") from error
 
 
 def _packets(container: Any, stream: Any) -> Iterator[Any]:

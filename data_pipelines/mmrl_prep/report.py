@@ -24,7 +24,7 @@ def shard_sets(folder: Path) -> dict[str, Path]:
 
 
 def check(folder: Path) -> list[str]:
-    """What is wrong with a build: each set (see `mmrl.shards.verify`), and pictures that are on both sides of the split."""
+    """What is wrong with a build: each set (see `mmrl.shards.verify`), and sources on both sides of the split."""
     begun = [name for name in SPLITS if (folder / name).is_dir() and not (folder / name / MANIFEST).is_file()]
     problems = [f"{folder / name}: not complete, no {MANIFEST}: finish it with mmrl-prep build" for name in begun]
     sources: dict[str, set[str]] = {}

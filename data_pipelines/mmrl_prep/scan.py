@@ -105,14 +105,8 @@ def _look_at_video(path: Path, *, every: float) -> Facts:
         for start in range(0, len(wanted), STRIDE):
             clip = read_times(data, wanted[start : start + STRIDE])
             times += [t for t, f in zip(clip.times, clip.frames, strict=True) if not is_flat(Image.fromarray(f))]
-    return Facts(
-        content_hash(data),
-        likeness(middle),
-        video.width,
-        video.height,
-        info,
-        tuple(sorted({round(t, 6) for t in times})),
-    )
+    stamps = tuple(sorted({round(t, 6) for t in times}))
+    return Facts(content_hash(data), likeness(middle), video.width, video.height, info, stamps)
 
 
 def _bytes(path: Path) -> bytes:
