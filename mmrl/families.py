@@ -16,6 +16,7 @@ from torch import Tensor
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 IMAGE, VIDEO = 1, 2  # values of mm_token_type_ids
+PIXELS = ("pixel_values", "pixel_values_videos")  # inputs of `forward` that call the vision tower, once each
 
 
 @dataclass(frozen=True)
@@ -213,27 +214,57 @@ def check_counts(config: Any, tokens: Tensor, vision: Sequence[Sequence[VisionIn
 
 
 def forward_inputs(
-    model: Any, tokens: Tensor, attention: Tensor, vision: Sequence[Sequence[VisionInput]]
+    model: Any,
+    tokens: Tensor,
+    attention: Tensor,
+    vision: Sequence[Sequence[VisionInput]],
+    positions: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of `model.forward` for right- or left-padded rows [N, T] with their media."""
-    inner = base_model(model)
-    check_counts(inner.config, tokens, vision)
+    """Keyword arguments of `model.forward` for right- or left-padded rows [N, T] with their media.
+
+    Where `tokens` only continue a cache, `attention` covers cache and tokens, `vision` is what the tokens hold, and
+    `positions` [3, N, T] are the tokens' own, cut from those of the whole rows.
+    """
+    config = base_model(model).config
+    check_counts(config, tokens, vision)
     device = tokens.device
     flat = [v for row in vision for v in row]
+    if positions is None:
+        positions = rope_positions(model, tokens, attention, vision)
     inputs: dict[str, Any] = {
         "input_ids": tokens,
         "attention_mask": attention,
-        "position_ids": rope_positions(model, tokens, attention, vision).to(device),
+        "position_ids": positions.to(device),
     }
     for kind, pixels, grid in (
-        ("image", "pixel_values", "image_grid_thw"),
-        ("video", "pixel_values_videos", "video_grid_thw"),
+        ("image", PIXELS[0], "image_grid_thw"),
+        ("video", PIXELS[1], "video_grid_thw"),
     ):
         part = [v for v in flat if v.kind == kind]
         if part:
             inputs[pixels] = torch.cat([v.patches for v in part]).to(device)
             inputs[grid] = torch.tensor([v.grid for v in part], device=device)
     return inputs
+
+
+def dummy_inputs(model: Any, vision_calls: int) -> dict[str, Any]:
+    """Inputs of the smallest forward pass that calls the vision tower 0, 1 or 2 times.
+
+    For a rank that must join the others' passes of a sharded model without having anything to compute.
+    """
+    config = base_model(model).config
+    part = config.vision_config
+    channels = getattr(part, "in_channels", 3)
+    merge = part.spatial_merge_size
+    size = channels * part.temporal_patch_size * part.patch_size**2
+    vision = [
+        VisionInput(kind, torch.zeros(merge**2, size), (1, merge, merge), merge, "", seconds_per_grid=0.0)
+        for kind in ("image", "video")[:vision_calls]
+    ]
+    ids = (config.image_token_id, config.video_token_id)[:vision_calls]
+    device = next(model.parameters()).device
+    tokens = torch.tensor([[0, *(t for i in ids for t in (i, 0))]], device=device)
+    return forward_inputs(model, tokens, torch.ones_like(tokens), [vision]) | {"use_cache": False}
 
 
 def decoder_layers(model: Any) -> list[torch.nn.Module]:
