@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TinyFamily = Literal["qwen2_5_vl", "qwen3_vl"]
 
@@ -35,12 +35,20 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(corpus: Iterable[str], vocab_size: int = 1024) -> Any:
-    """A byte-level BPE tokenizer trained on `corpus`: every text can be encoded, digits stay single tokens."""
+    """A byte-level BPE tokenizer trained on `corpus`: every text can be encoded.
+
+    Lines, option letters and digits are kept apart; within a line, merges may span words, so that the long fixed texts
+    of a system message cost a tiny model few tokens.
+    """
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\n|[A-Z]\) "), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
