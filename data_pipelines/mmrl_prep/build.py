@@ -27,7 +27,7 @@ from mmrl_prep.progress import log, progress
 from mmrl_prep.puzzles import PUZZLES
 from mmrl_prep.scan import scan
 from mmrl_prep.sources import PrepError, list_media, list_questions
-from mmrl_prep.workers import ordered_map
+from mmrl_prep.workers import ordered_map, useful
 
 FORMAT = 1  # raised when the same inputs and settings give other samples
 TASKS = (*PUZZLES, "mcq")
@@ -158,7 +158,8 @@ def _write(
             index_path(path).unlink(missing_ok=True)
             path.unlink()
         todo += missing
-    for _ in progress(ordered_map(make_shard, todo, workers), len(todo), "write shards"):
+    processes = useful(workers, sum(len(shard.jobs) for shard in todo))
+    for _ in progress(ordered_map(make_shard, todo, processes), len(todo), "write shards"):
         pass
     for folder, paths in finish:
         write_manifest(folder, [summary(read_index(path)) for path in paths], settings)

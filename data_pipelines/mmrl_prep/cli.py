@@ -56,7 +56,7 @@ def build(
     size: Annotated[int, typer.Option(help="Side in pixels of the square picture that a puzzle shows.")] = 224,
     every: Annotated[float, typer.Option(help="Seconds between the frames of a clip that puzzles show.")] = 1.0,
     max_samples_per_shard: Annotated[int, typer.Option(help="Samples of a shard.")] = 1000,
-    workers: Annotated[int, typer.Option(help="Processes.")] = os.cpu_count() or 1,
+    workers: Annotated[int, typer.Option(help="Processes at most; small builds use one.")] = os.cpu_count() or 1,
 ) -> None:
     """Make shards from pictures, clips or questions."""
     result = building.build(

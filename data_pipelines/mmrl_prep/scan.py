@@ -17,7 +17,7 @@ from mmrl.types import MediaKind
 from mmrl_prep.progress import progress
 from mmrl_prep.puzzles.puzzle import MIN_SPREAD, spread
 from mmrl_prep.sources import Medium
-from mmrl_prep.workers import ordered_map
+from mmrl_prep.workers import ordered_map, useful
 
 MIN_SIDE = 16  # pixels; a smaller picture shows nothing
 MAX_LOST = 0.05  # share of a clip's frames that may be missing or damaged
@@ -48,7 +48,7 @@ def scan(media: Sequence[Medium], journal: Path, *, every: float, workers: int) 
     marks = {path: _mark(path, kind, every) for path, kind in kinds.items()}
     todo = [(path, kind) for path, kind in kinds.items() if marks[path] not in known]
     with journal.open("a") as file:
-        found = ordered_map(partial(look, every=every), todo, workers)
+        found = ordered_map(partial(look, every=every), todo, useful(workers, len(todo)))
         for (path, _), facts in zip(todo, progress(found, len(todo), "scan"), strict=True):
             known[marks[path]] = facts
             file.write(json.dumps([marks[path], asdict(facts)]) + "\n")

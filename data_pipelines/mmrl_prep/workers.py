@@ -11,6 +11,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+WORTH = 64  # decodes that take about as long as starting a process
+
+
+def useful(workers: int, decodes: int) -> int:
+    """How many of the processes on offer are worth starting for so much work."""
+    return max(1, min(workers, decodes // WORTH))
 
 
 def ordered_map(function: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
