@@ -58,6 +58,7 @@ def video_input(processor: Any, frames: np.ndarray, times: Sequence[float]) -> V
     if len(frames) == 0 or len(frames) != len(times):
         raise ValueError(f"a clip needs as many times as frames, got {len(frames)} frames and {len(times)} times")
     step = processor.video_processor.temporal_patch_size
+    seconds = (times[-1] - times[0]) / max(1, len(times) - 1) * step
     if len(frames) % step:  # the last frame fills its temporal patch
         missing = step - len(frames) % step
         frames = np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)])
@@ -77,17 +78,14 @@ def video_input(processor: Any, frames: np.ndarray, times: Sequence[float]) -> V
         return_tensors="pt",
     )
     grid = out["video_grid_thw"][0]
-    patch_times = [(times[i] + times[i + step - 1]) / 2 for i in range(0, len(times), step)]
-    seconds = None
     if _timestamps_in_text(processor):
+        patch_times = [(times[i] + times[i + step - 1]) / 2 for i in range(0, len(times), step)]
         t, h, w = (int(x) for x in grid)
         block = processor.video_token * (h * w // processor.video_processor.merge_size**2)
         start, end = processor.vision_start_token, processor.vision_end_token
         text = "".join(f"<{patch_times[i]:.1f} seconds>{start}{block}{end}" for i in range(t))
-    else:
-        seconds = (times[-1] - times[0]) / max(1, len(times) - 1) * step if len(times) > 1 else 0.0
-        text = ""
-    return _vision("video", out["pixel_values_videos"], grid, processor.video_processor, processor, text, seconds)
+        return _vision("video", out["pixel_values_videos"], grid, processor.video_processor, processor, text)
+    return _vision("video", out["pixel_values_videos"], grid, processor.video_processor, processor, seconds=seconds)
 
 
 def _timestamps_in_text(processor: Any) -> bool:
@@ -151,7 +149,7 @@ def vision_token_ids(config: Any) -> set[int]:
 
 
 def mask_banned(logits: Tensor, banned: Sequence[int]) -> Tensor:
-    """Logits [..., V] in float32 with those of `banned` ids at the lowest finite number: their probability is exactly 0.
+    """Logits [..., V] in float32 with those of `banned` ids at the lowest finite number: probability exactly 0.
 
     Engines and trainer both score tokens by `log_softmax(mask_banned(logits, chat.banned_ids))`. Finite rather than
     -inf so that p * log p stays 0 in entropies. Differentiable.
@@ -247,11 +245,8 @@ def forward_inputs(
     return inputs
 
 
-def dummy_inputs(model: Any, vision_calls: int) -> dict[str, Any]:
-    """Inputs of the smallest forward pass that calls the vision tower 0, 1 or 2 times.
-
-    For a rank that must join the others' passes of a sharded model without having anything to compute.
-    """
+def dummy_row(model: Any, vision_calls: int) -> tuple[list[int], list[VisionInput]]:
+    """Token ids and media of the smallest row that calls the vision tower 0, 1 or 2 times."""
     config = base_model(model).config
     part = config.vision_config
     channels = getattr(part, "in_channels", 3)
@@ -262,8 +257,16 @@ def dummy_inputs(model: Any, vision_calls: int) -> dict[str, Any]:
         for kind in ("image", "video")[:vision_calls]
     ]
     ids = (config.image_token_id, config.video_token_id)[:vision_calls]
-    device = next(model.parameters()).device
-    tokens = torch.tensor([[0, *(t for i in ids for t in (i, 0))]], device=device)
+    return [0, *(t for i in ids for t in (i, 0))], vision
+
+
+def dummy_inputs(model: Any, vision_calls: int) -> dict[str, Any]:
+    """Inputs of the smallest forward pass that calls the vision tower 0, 1 or 2 times.
+
+    For a rank that must join the others' passes of a sharded model without having anything to compute.
+    """
+    row, vision = dummy_row(model, vision_calls)
+    tokens = torch.tensor([row], device=next(model.parameters()).device)
     return forward_inputs(model, tokens, torch.ones_like(tokens), [vision]) | {"use_cache": False}
 
 
@@ -274,11 +277,15 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 def set_pixels(processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
-    """Set the smallest and largest picture area (pixels after resizing) of a processor in place."""
+    """Set the smallest and largest picture area (pixels after resizing) of a processor in place.
+
+    Given only one of them, the checkpoint's other bound moves along where it would cross it.
+    """
     if min_pixels is None and max_pixels is None:
         return
+    if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
+        raise ValueError(f"model.min_pixels {min_pixels} is over model.max_pixels {max_pixels}")
     old = processor.image_processor.size
-    processor.image_processor.size = {
-        "shortest_edge": min_pixels or old["shortest_edge"],
-        "longest_edge": max_pixels or old["longest_edge"],
-    }
+    low = min_pixels if min_pixels is not None else min(old["shortest_edge"], max_pixels or old["shortest_edge"])
+    high = max_pixels if max_pixels is not None else max(old["longest_edge"], low)
+    processor.image_processor.size = type(old)(shortest_edge=low, longest_edge=high)
