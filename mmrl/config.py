@@ -108,6 +108,7 @@ class AlgorithmConfig(Section):
     """One component for each stage: shaping -> advantage -> credit -> ratio -> surrogate -> aggregation + regularizers."""
 
     shaping: Many = Field(default_factory=list)
+    filters: Many = Field(default_factory=list)
     advantage: One = Field(default_factory=lambda: Component(name="grpo"))
     credit: Many = Field(default_factory=list)
     ratio: One = Field(default_factory=lambda: Component(name="token"))

@@ -223,6 +223,7 @@ class RolloutBatch:
     turn: Tensor | None = None  # [N, T] long, -1 in the prompt
     signals: dict[str, Tensor] = field(default_factory=dict)  # name -> [N] or [N, T] or [N, T, D]
     advantage: Tensor | None = None  # [N] after the advantage stage, [N, T] after credit
+    weight: Tensor | None = None  # [N, T] of each token's loss, taken on whole groups before rows are cut apart
     meta: list[Mapping[str, Any]] = field(default_factory=list)  # one a row
 
     @property
@@ -249,6 +250,7 @@ class RolloutBatch:
             turn=pick(self.turn),
             signals={k: v[index] for k, v in self.signals.items()},
             advantage=pick(self.advantage),
+            weight=pick(self.weight),
             meta=[self.meta[int(i)] for i in index] if self.meta else [],
         )
 
