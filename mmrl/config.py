@@ -105,7 +105,7 @@ class RolloutConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """One component for each stage: shaping -> advantage -> credit -> ratio -> surrogate -> aggregation + regularizers."""
+    """One component for each stage, in this order."""
 
     shaping: Many = Field(default_factory=list)
     filters: Many = Field(default_factory=list)
@@ -117,7 +117,7 @@ class AlgorithmConfig(Section):
     regularizers: Many = Field(default_factory=list)
     zero_signal: Literal["skip", "count"] = Field(
         "skip",
-        description="trajectories whose advantage is 0 throughout: skip leaves them out of the denominators, count keeps them",
+        description="trajectories without any advantage: skip leaves them out of the denominators, count keeps them",
     )
 
 
