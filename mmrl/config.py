@@ -206,11 +206,12 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        # another component in a stage: the parameters of the old one do not carry over
-        if both and "name" in value and value["name"] != old.get("name"):
-            both = False
-        out[key] = merge(old, value) if both else value
+        if not (isinstance(old, dict) and isinstance(value, dict)):
+            out[key] = value
+        elif "name" in value and value["name"] != old.get("name"):
+            out[key] = value  # another component in a stage: the parameters of the old one do not carry over
+        else:
+            out[key] = merge(old, value)
     return out
 
 

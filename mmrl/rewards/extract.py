@@ -1,8 +1,8 @@
 """Reading answers: the one place where text becomes an answer, for rewards and for evaluation.
 
-The rules: only what follows the last closed reasoning block is read; reasoning that is never closed is `unfinished`; of
-answer tags the last complete pair counts, and without a pair there is no answer; nothing is ever guessed: what cannot be
-read is `unparsed`, two candidates of equal standing are `ambiguous`.
+The rules: only what follows the last closed reasoning block is read; reasoning that is never closed is `unfinished`;
+of answer tags the last complete pair counts, and without a pair there is no answer; nothing is ever guessed: what
+cannot be read is `unparsed`, two candidates of equal standing are `ambiguous`.
 """
 
 from __future__ import annotations
