@@ -7,9 +7,10 @@ observation contributes the tokens between the end of a policy turn and the star
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmrl.types import MediaRef, Span
 
 TAGS = {"think": Span.THINK, "tool_call": Span.TOOL_CALL, "answer": Span.ANSWER}
 _HOLE = "\x00hole\x00"
+VISION_CACHE = 1 << 30  # bytes of processed pictures that a chat keeps
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Chat:
         self.video_fps = video_fps
         self.video_frames = video_frames
         families.set_pixels(processor, min_pixels, max_pixels)
-        self._vision = lru_cache(maxsize=512)(self._vision_uncached)
+        self._vision: OrderedDict[tuple[str, str], VisionInput] = OrderedDict()  # least recently used first
+        self._vision_bytes = 0
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> Chat:
@@ -84,13 +87,17 @@ class Chat:
         return int(self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.end_of_turn)
 
     @cached_property
+    def _added(self) -> dict[int, Any]:
+        """Added tokens by id; the tokenizer's own property copies them at each call."""
+        return dict(self.tokenizer.added_tokens_decoder)
+
+    @cached_property
     def banned_ids(self) -> tuple[int, ...]:
-        """Ids that a policy may never sample: vision placeholders, control tokens, rows of the embedding without a token.
+        """Ids that a policy may never sample: vision placeholders, control tokens, embedding rows without a token.
 
         A sampled picture placeholder has no features and breaks the next forward pass.
         """
-        added = self.tokenizer.added_tokens_decoder
-        banned = {i for i, token in added.items() if token.special} | families.vision_token_ids(self.config)
+        banned = {i for i, token in self._added.items() if token.special} | families.vision_token_ids(self.config)
         text_config = getattr(self.config, "text_config", self.config)
         banned |= set(range(len(self.tokenizer), text_config.vocab_size))
         return tuple(sorted(banned - set(self.stop_ids)))
@@ -98,15 +105,24 @@ class Chat:
     # --- media ------------------------------------------------------------------------------------------------------
 
     def vision(self, ref: MediaRef) -> VisionInput:
-        """A medium as the vision tower takes it; decoded and processed once for all rollouts that use it."""
-        return self._vision(_MediaKey(ref))
+        """A medium as the vision tower takes it; decoded and processed once for all rollouts that use it.
 
-    def _vision_uncached(self, key: _MediaKey) -> VisionInput:
-        ref = key.ref
+        Cached by what its pixels are, not by where it stands in a dialogue. Raises MediaError.
+        """
+        key = (ref.kind, ref.hash)
+        if key in self._vision:
+            self._vision.move_to_end(key)
+            return self._vision[key]
         if ref.kind == "image":
-            return families.image_input(self.processor, load_image(ref))
-        clip = load_video(ref, fps=self.video_fps, max_frames=self.video_frames)
-        return families.video_input(self.processor, clip.frames, clip.times)
+            out = families.image_input(self.processor, load_image(ref))
+        else:
+            clip = load_video(ref, fps=self.video_fps, max_frames=self.video_frames)
+            out = families.video_input(self.processor, clip.frames, clip.times)
+        self._vision[key] = out
+        self._vision_bytes += out.patches.nbytes
+        while self._vision_bytes > VISION_CACHE and len(self._vision) > 1:
+            self._vision_bytes -= self._vision.popitem(last=False)[1].patches.nbytes
+        return out
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -125,15 +141,20 @@ class Chat:
         """A whole dialogue for supervised training, and for each token 1 where the assistant wrote it.
 
         Assistant text is tokenised on its own between the template's pieces, exactly as a rollout would be laid out;
-        the end-of-turn token counts as written by the assistant.
+        the end-of-turn token counts as written by the assistant. Raises ValueError where turns do not alternate after
+        the first of the assistant.
         """
-        messages = list(messages)
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
         out = self.encode_prompt(messages[:first], media)
         tokens, vision, mask = list(out.tokens), list(out.vision), [0] * len(out.tokens)
-        for message in messages[first:]:
+        for i, message in enumerate(messages[first:]):
+            if (message["role"] == "assistant") != (i % 2 == 0):
+                raise ValueError(
+                    f"message {first + i} is of role {message['role']!r}: after the first assistant message, "
+                    "assistant and other messages take turns"
+                )
             if message["role"] == "assistant":
-                own = [*self.encode_text(_plain(message["content"])), self.end_of_turn]
+                own = [*self.encode_text(self.escape(_plain(message["content"]))), self.end_of_turn]
                 tokens += own
                 mask += [1] * len(own)
             else:
@@ -176,7 +197,8 @@ class Chat:
 
     @cached_property
     def _controls(self) -> re.Pattern[str]:
-        names = [t.content for t in self.tokenizer.added_tokens_decoder.values() if t.special and len(t.content) > 1]
+        names = {t.content for t in self._added.values() if t.special and len(t.content) > 1}
+        names |= {self.processor.image_token, self.processor.video_token}
         return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
     def _prepare(
@@ -185,16 +207,18 @@ class Chat:
         out, refs = [], []
         for message in messages:
             content = message["content"]
-            parts = []
+            parts: list[dict[str, Any]] = []
             for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
                 if part["type"] == "text":
-                    parts.append({"type": "text", "text": self.escape(part["text"])})
+                    # joined before escaping: two parts must not spell a control token together
+                    before = parts.pop()["text"] if parts and parts[-1]["type"] == "text" else ""
+                    parts.append({"type": "text", "text": self.escape(before + part["text"])})
                     continue
                 if part["id"] not in media:
                     raise ValueError(f"message names medium {part['id']!r}; there are {', '.join(media) or 'none'}")
                 ref = media[part["id"]]
                 if ref.kind != part["type"]:
-                    raise ValueError(f"medium {ref.id!r} is a {ref.kind}, the message calls it a {part['type']}")
+                    raise ValueError(f"medium {ref.id!r} is of kind {ref.kind}, the message says {part['type']}")
                 refs.append(ref)
                 parts.append({"type": ref.kind})
             out.append({"role": message["role"], "content": parts})
@@ -216,13 +240,14 @@ class Chat:
     def spans(self, tokens: Sequence[int]) -> list[Span]:
         """The span of each token of one policy turn. A tag and all that stands between it and its close are one span;
         a span never closed runs to the end. Calls inside thinking count as tool calls."""
-        pieces = [self._bytes(t) for t in tokens]
+        pieces = [self.token_bytes(t) for t in tokens]
         text = b"".join(pieces)
         owner = bytearray(len(text))
         for name in ("think", "answer", "tool_call"):  # later ones win where they nest
             for match in re.finditer(rb"<%b>.*?(?:</%b>|\Z)" % (name.encode(), name.encode()), text, re.DOTALL):
                 owner[match.start() : match.end()] = bytes([TAGS[name]]) * (match.end() - match.start())
-        out, at = [], 0
+        out: list[Span] = []
+        at = 0
         for piece in pieces:
             out.append(Span(owner[at]) if piece and at < len(owner) else (out[-1] if out else Span.OTHER))
             at += len(piece)
@@ -230,10 +255,11 @@ class Chat:
             out[-1] = Span.OTHER
         return out
 
-    def _bytes(self, token: int) -> bytes:
-        if token in self.tokenizer.added_tokens_decoder:
-            return self.tokenizer.added_tokens_decoder[token].content.encode()
-        piece = self.tokenizer.convert_ids_to_tokens(token)
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for."""
+        if token in self._added:
+            return str(self._added[token].content).encode()
+        piece = self.tokenizer.convert_ids_to_tokens(token) or ""  # ids beyond the vocabulary have no token
         try:
             return bytes(_BYTE_OF[c] for c in piece)
         except KeyError:  # not a byte-level tokenizer
@@ -254,19 +280,6 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> 
 
 def _plain(content: Any) -> str:
     return content if isinstance(content, str) else "".join(p["text"] for p in content)
-
-
-@dataclass(frozen=True, eq=False)
-class _MediaKey:
-    """A medium keyed by what its pixels are, not by where it stands in a dialogue."""
-
-    ref: MediaRef
-
-    def __hash__(self) -> int:
-        return hash((self.ref.hash, self.ref.kind))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _MediaKey) and (self.ref.hash, self.ref.kind) == (other.ref.hash, other.ref.kind)
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -25,7 +25,7 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 
 def truncate(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the fewest most likely tokens whose mass reaches top_p. probs: [N, V]; top_p: [N]; not normalised."""
+    """Zero all but the fewest likeliest tokens whose mass reaches top_p. probs: [N, V]; top_p: [N]; not normalised."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered  # mass of the tokens more likely than this one
     return torch.zeros_like(probs).scatter(-1, order, ordered.where(before < top_p[:, None], 0.0))

@@ -90,7 +90,7 @@ def _view(context: ToolContext, id: str, box: Box) -> ToolResult:
     original = context.media.get(ref.parent, ref)
     frame = ref.region if ref.region and original is not ref else (0.0, 0.0, float(ref.width), float(ref.height))
     region = _region(frame, box)
-    new = context.add(context.load(original).crop(tuple(int(v) for v in region)), original.id, region)
+    new = context.add(context.load(original).crop(region), original.id, region)
     told = [v * SCALE / side for v, side in zip(region, (original.width, original.height) * 2, strict=True)]
     return ToolResult(f"{new.id}: region {_numbers(told)} of {original.id}", (new,))
 
