@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.ema import ema
+from mmrl.algorithms.ema import ema_due, ema_update
 from mmrl.chat import Chat
 from mmrl.config import ReferenceConfig
 from mmrl.policy.logprobs import token_logps
@@ -31,15 +31,11 @@ def copy_weights(model: Any) -> Weights:
     return {name: p.detach().float().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
-@torch.no_grad()
 def update_ema(weights: Weights, model: Any, config: ReferenceConfig, step: int) -> None:
     """Move an EMA copy towards the policy, in place, after step number `step` (the first is 1), where it is due."""
-    if step % config.ema_every:
-        return
-    for name, p in model.named_parameters():
-        if name in weights:
-            mine = local(weights[name])
-            mine.copy_(ema(mine, local(p.detach()).float(), config.ema_decay))
+    if ema_due(step, config.ema_every):
+        own = [local(p.detach()) for name, p in model.named_parameters() if name in weights]
+        ema_update([local(w) for w in weights.values()], own, config.ema_decay)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The loops: reinforcement learning (`rl`) and supervised training (`sft`)."""
