@@ -5,8 +5,8 @@ A recipe may say `base: NAME`, another recipe whose settings it extends; diction
 
 from __future__ import annotations
 
-import contextlib
 import importlib.resources
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -188,6 +188,15 @@ class RunConfig(Section):
         return self
 
 
+class _Yaml(yaml.SafeLoader):
+    """Safe YAML in which 1e-4 is a number, as in YAML 1.2; YAML 1.1 takes it for text, for want of a point."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
+
+
 def recipe_path(name: str) -> Path:
     """The file of a recipe: a path to a YAML file, or the name of one that mmrl carries."""
     if Path(name).suffix in (".yaml", ".yml"):
@@ -219,7 +228,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     """The settings of a recipe with those of its bases below them."""
     path = recipe_path(name)
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        data = yaml.load(path.read_text(), _Yaml) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
@@ -233,10 +242,10 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
     key, eq, text = override.partition("=")
     if not eq or not key:
         raise ConfigError(f"override {override!r}: write key=value, for example train.steps=20")
-    value: Any = yaml.safe_load(text) if text else None
-    if isinstance(value, str):  # YAML 1.1 takes 1e-4 for text
-        with contextlib.suppress(ValueError):
-            value = float(value)
+    try:
+        value = yaml.load(text, _Yaml) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML: {error}") from error
     parts = key.split(".")
     node = data
     for part in parts[:-1]:
@@ -249,23 +258,9 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
     return data
 
 
-def _floats(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 (no point) as text: read such text as the number that the author meant."""
-    if isinstance(value, dict):
-        return {k: _floats(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_floats(v) for v in value]
-    if isinstance(value, str) and value[:1] in "+-.0123456789":
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
 def load_config(recipe: str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
     """The validated configuration of a recipe with overrides laid on it. Raises ConfigError."""
-    data = _floats(read_recipe(recipe)) if recipe else {}
+    data = read_recipe(recipe) if recipe else {}
     for override in overrides:
         data = apply_override(data, override)
     return validate(data)
