@@ -149,7 +149,7 @@ def test_a_picture_is_processed_once_and_the_cache_is_bounded(monkeypatch: pytes
     assert sum(v.patches.nbytes for v in chat._vision.values()) == chat._vision_bytes <= chat_module.VISION_CACHE
 
 
-# --- tokens that text must never make, and the policy must never sample ------------------------------------------------
+# --- tokens that text must never make, and the policy must never sample -------------------------------------------
 
 CONTROL = ["<|im_end|>", "<|im_start|>assistant", "<|image_pad|>", "<|vision_start|>", "<|video_pad|>", "<|endoftext|>"]
 
@@ -196,7 +196,7 @@ def chat_tokens(chat: Chat) -> list[str]:
     return list(control)
 
 
-# --- spans and decoding ------------------------------------------------------------------------------------------------
+# --- spans and decoding -------------------------------------------------------------------------------------------
 
 
 def spans_by_text(chat: Chat, text: str) -> dict[str, set[Span]]:

@@ -153,7 +153,7 @@ def test_pixel_bounds() -> None:
         tokens(5000, 4000)
 
 
-# --- positions --------------------------------------------------------------------------------------------------------
+# --- positions ----------------------------------------------------------------------------------------------------
 
 
 def brute_positions(config: Any, tokens: list[int], vision: list[VisionInput]) -> list[tuple[int, int, int]]:
@@ -250,7 +250,7 @@ def test_counts_are_checked_row_by_row(parts: tuple[Any, Any]) -> None:
     processor, model = parts
     ids, vision = rows_of(processor)[0]
     tokens = torch.tensor([ids, ids])
-    with pytest.raises(ValueError, match="row 1: .* image placeholder tokens for 0"):
+    with pytest.raises(ValueError, match=r"row 1: .* image placeholder tokens for 0"):
         families.forward_inputs(model, tokens, torch.ones_like(tokens), [vision, []])
 
 
@@ -289,7 +289,7 @@ def test_other_families_are_refused() -> None:
         families.base_model(torch.nn.Linear(1, 1))
 
 
-# --- banned tokens ----------------------------------------------------------------------------------------------------
+# --- banned tokens ------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(-30, 30), min_size=4, max_size=12), st.data())

@@ -38,8 +38,11 @@ def build(family: TinyFamily) -> Tiny:
     tokenizer = train_tokenizer(corpus, 500)
     config = make_config(family, tokenizer, hidden=64, layers=2, vision_hidden=64, vision_layers=2)
     model = make_model(config, seed=3)
-    with torch.no_grad():  # logits of random weights are near 0: make them matter
-        model.model.language_model.norm.weight.mul_(12)
+    with torch.no_grad():  # fresh weights hardly mix tokens: make context and pictures matter
+        for name, weight in model.model.named_parameters():
+            if weight.ndim == 2 and ("layers." in name or "merger" in name):
+                weight.mul_(5)
+        model.model.language_model.norm.weight.mul_(6)
     return Tiny(family, model, Chat(make_processor(family, tokenizer), config))
 
 
@@ -66,8 +69,7 @@ def make_prompt(key: str, text: str, *pictures: Image.Image, tools: tuple[str, .
 class ForcedEngine(TransformersEngine):
     """Writes what `script` says instead of sampling; log-probs are those of the model.
 
-    `script(request, continuation)` gives the text of a turn, or None to let the model sample. A text is ended by the
-    stop id; text that ends with an ellipsis is cut there, as at the token limit.
+    `script(request, continuation)` gives the text of a turn, or None to let the model sample.
     """
 
     def __init__(self, model: Any, chat: Chat, script: Callable[[Request, int], str | None], **options: Any) -> None:
@@ -79,9 +81,13 @@ class ForcedEngine(TransformersEngine):
         for request in requests:
             for j in range(request.n):
                 text = self.script(request, j)
-                ids = None if text is None else [*self.chat.encode_text(text), self.chat.end_of_turn]
-                self._forced.append(ids)
+                self._forced.append(None if text is None else self._spell(text))
         return (yield from super()._batch(requests))
+
+    def _spell(self, text: str) -> list[int]:
+        """A policy cannot sample control tokens, but it can spell them letter by letter."""
+        ids = self.chat.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return [*ids, self.chat.end_of_turn]
 
     def _choose(self, rows, live, logp, uniform, temperature, top_p):  # type: ignore[no-untyped-def]
         token = super()._choose(rows, live, logp, uniform, temperature, top_p)
