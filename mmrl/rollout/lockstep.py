@@ -15,17 +15,9 @@ import torch
 import torch.distributed as dist
 
 from mmrl import families
+from mmrl.policy.shard import is_sharded
 
 T = TypeVar("T")
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether forward passes of this model need the other ranks."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def run(model: Any, work: Generator[dict[str, Any], Any, T]) -> T:
