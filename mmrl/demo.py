@@ -42,10 +42,21 @@ class Measure:
     greedy: Result
 
 
-def demo(out: Path, seed: int = 0, steps: int | None = None, overrides: Sequence[str] = ()) -> Path:
+def demo(
+    out: Path,
+    seed: int = 0,
+    steps: int | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    per_task: int = PER_TASK,
+) -> Path:
     """Run the demo into `out`; returns the path of the report (Markdown, with the table that is printed).
 
-    `overrides` are further settings `key=value` of the recipe.
+    Args:
+        seed: of training; the pictures and their split are the same for all seeds.
+        steps: training steps (default: the recipe's).
+        overrides: further settings `key=value` of the recipe.
+        per_task: held-out samples of each task that are measured.
     """
     console = Console()
     start = time.time()
@@ -54,7 +65,7 @@ def demo(out: Path, seed: int = 0, steps: int | None = None, overrides: Sequence
     settings = [f"out={out / 'run'}", f"train.seed={seed}", f"data.train={json.dumps(folders)}"]
     settings += [f"train.steps={steps}"] if steps else []
     config = load_config("demo", [*settings, *overrides])
-    samples = heldout_samples(out / "shards")
+    samples = heldout_samples(out / "shards", per_task)
     console.print(f"shards are ready after {time.time() - start:.0f} s; measuring the base model")
     before = measure(config.model.path, config, samples, out / "before")
     console.print(f"training {config.train.steps} steps of {config.rollout.prompts} x {config.rollout.group} rollouts")
@@ -78,12 +89,12 @@ def prepare(shards: Path, sources: Path) -> None:
         build(inputs, task, shards / task, heldout=HELDOUT, seed=SPLIT_SEED, per_image=12, size=SIDE)
 
 
-def heldout_samples(shards: Path) -> list[Sample]:
+def heldout_samples(shards: Path, per_task: int) -> list[Sample]:
     """The held-out samples that are measured: the same number of each task, spread evenly over its shards."""
     samples = []
     for task in TASKS:
         heldout = ShardSet.open([shards / task / "heldout"])
-        count = min(PER_TASK, len(heldout))
+        count = min(per_task, len(heldout))
         samples += [heldout[i * len(heldout) // count] for i in range(count)]
     return samples
 

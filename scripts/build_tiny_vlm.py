@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from mmrl import families
 from mmrl.chat import Chat, pad_rows
@@ -219,7 +220,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mmrl/assets/tiny-vlm"))
     parser.add_argument("--work", type=Path, default=Path("runs/tiny-vlm"), help="folder for the source pictures")
     parser.add_argument("--see", type=int, default=1800, help="steps of the first part")
-    parser.add_argument("--speak", type=int, default=500, help="steps of the second part")
+    parser.add_argument("--speak", type=int, default=250, help="steps of the second part")
+    parser.add_argument("--start", type=Path, help="go on from this model (with --see 0: only the second part)")
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -228,11 +230,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     pictures = training_pictures(args.work)
-    tokenizer = tiny.train_tokenizer(corpus(pictures, args.seed), 768)
-    config = tiny.make_config("qwen3_vl", tokenizer)
-    model = tiny.make_model(config, seed=args.seed)
-    chat = Chat(tiny.make_processor("qwen3_vl", tokenizer), config)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(tokenizer)} tokens", flush=True)
+    if args.start:
+        model = AutoModelForImageTextToText.from_pretrained(args.start)
+        chat = Chat.from_pretrained(args.start)
+    else:
+        tokenizer = tiny.train_tokenizer(corpus(pictures, args.seed), 768)
+        model = tiny.make_model(tiny.make_config("qwen3_vl", tokenizer), seed=args.seed)
+        chat = Chat(tiny.make_processor("qwen3_vl", tokenizer), model.config)
+    print(
+        f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens", flush=True
+    )
     pretrain(model, chat, pictures, args)
     save(model, chat, args.out)
 
