@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes that make examples")
     parser.add_argument("--every", type=int, default=100, help="steps between lines")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # the other core makes the examples
     torch.manual_seed(args.seed)
     pictures = training_pictures(args.work)
     if args.start:

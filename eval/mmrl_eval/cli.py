@@ -67,9 +67,10 @@ def run(
     """
     if greedy and temperature:
         raise RunError(f"--greedy and --temperature {temperature:g} contradict each other: give one")
-    from mmrl.config import ModelConfig
+    from mmrl.config import validate
+    from mmrl.policy.load import load_policy
     from mmrl.shards import ShardSet
-    from mmrl_eval.run import EvalConfig, choose, evaluate, load
+    from mmrl_eval.run import EvalConfig, choose, evaluate
 
     config = EvalConfig(
         temperature=temperature or 0.0,
@@ -85,16 +86,13 @@ def run(
         consistency=consistency,
     )
     asked = choose(ShardSet.open(data, [t for t in tasks.split(",") if t]), limit, seed)
-    settings: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "min_pixels": min_pixels,
-        "max_pixels": max_pixels,
-    }
-    policy, chat, identity = load(ModelConfig(path=model, **settings))
-    read_by, read_identity = None, None
-    if reader is not None:
-        read_by, _, read_identity = load(ModelConfig(path=reader, **settings))
+    settings = {"dtype": dtype, "device": device, "min_pixels": min_pixels, "max_pixels": max_pixels}
+
+    def load(path: str) -> tuple[Any, Any]:
+        return load_policy(validate({"model": {"path": path, **settings}}).model)
+
+    policy, chat = load(model)
+    read_by = None if reader is None else load(reader)[0]
     result = evaluate(
         policy,
         chat,
@@ -102,7 +100,7 @@ def run(
         config=config,
         out=out,
         reader=read_by,
-        identity={"model": identity, "reader": read_identity},
+        identity={"model": model, "reader": reader},
     )
     if as_json:
         print(json.dumps(result.to_json(), indent=1))

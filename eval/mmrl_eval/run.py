@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +26,7 @@ from mmrl_eval.metrics import Score, by_task, summarise
 from mmrl_eval.records import append, read_records, record, repair
 
 VERSION = 1  # of records.jsonl and result.json
+SAME = ("version", "data_hash", "budget_hash", "model_hash", "reader_hash")  # what makes two starts the same run
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,27 @@ def digest(value: Any) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
+def weights_hash(model: Any) -> str | None:
+    """Hash of a model's parameters and buffers, names and bytes; None for no model."""
+    if model is None:
+        return None
+    state = xxhash.xxh3_128()
+    for name, tensor in sorted(model.state_dict().items()):
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        state.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
+def choose(samples: Sequence[Sample], limit: int | None, seed: int) -> Sequence[Sample]:
+    """`limit` samples drawn by seed and key, in their own order, whatever order or folders they came in; None: all."""
+    every = list(samples)
+    if limit is None or limit >= len(every):
+        return every
+    drawn = sorted(every, key=lambda s: xxhash.xxh3_64_digest(f"{seed} {s.key}".encode()))[:limit]
+    kept = {s.key for s in drawn}
+    return [s for s in every if s.key in kept]
+
+
 def declared_budget(config: EvalConfig, chat: Chat, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Everything that a score depends on beside the model and the data, as it really was."""
     size = chat.processor.image_processor.size
@@ -122,7 +145,7 @@ def evaluate(
             save those that infrastructure failed, which are asked again.
         engine: what samples (default: the transformers engine on `model`).
         reader: the model that scores the options for the consistency rate (default: `model`).
-        identity: what the run is of (model and data), stored, and compared on resume.
+        identity: names to store beside the result (of the model, say); what a resume checks are the weights themselves.
         progress: a bar on the terminal.
 
     Raises:
@@ -135,9 +158,17 @@ def evaluate(
     keys = [s.key for s in samples]
     if len(set(keys)) < len(keys):
         raise RunError(f"two samples have the key {next(k for k in keys if keys.count(k) > 1)!r}")
-    data = digest([[s.key, s.task, [m.hash for m in s.media], s.answer.value] for s in samples])
-    run = {"version": VERSION, **(identity or {}), "data_hash": data, "budget_hash": digest(budget), "budget": budget}
-    rows = {(r["key"], r["sample"]): r for r in _open(out, run)} if out else {}
+    run = {
+        **(identity or {}),
+        "version": VERSION,
+        "data_hash": digest([[s.key, s.task, [m.hash for m in s.media], s.answer.value] for s in samples]),
+        "budget_hash": digest(budget),
+        "budget": budget,
+    }
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    if out:
+        run |= {"model_hash": weights_hash(model), "reader_hash": weights_hash(reader)}
+        rows = {(r["key"], r["sample"]): r for r in _open(out, run)}
     rows = {place: r for place, r in rows.items() if not _failed(r)}
     wanted = [p for p in prompts if any((p.sample.key, i) not in rows for i in range(config.samples))]
     engine = engine or make_engine("transformers", model, chat)
@@ -206,7 +237,7 @@ def _open(out: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
     path = out / "run.json"
     if path.is_file():
         old = json.loads(path.read_text())
-        differ = [k for k in sorted({*old, *run}) if k != "budget" and old.get(k) != run.get(k)]
+        differ = [k for k in SAME if old.get(k) != run.get(k)]
         if differ:
             what = ", ".join(f"{k} {old.get(k)!r} there, {run.get(k)!r} now" for k in differ)
             raise RunError(f"{out} holds another run ({what}): choose another folder, or delete this one")

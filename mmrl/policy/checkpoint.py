@@ -6,10 +6,13 @@ loads what any other wrote) and `state.pt` with the small rest. It is written un
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,8 @@ def save(folder: Path, model: Any, optimiser: Any, ema: dict[str, Tensor], progr
     }
 
     def write(temporary: Path) -> None:
-        dcp.save(state, checkpoint_id=temporary, no_dist=not shard.several())
+        with _quiet():
+            dcp.save(state, checkpoint_id=temporary, no_dist=not shard.several())
         if _main():
             torch.save(rest, temporary / "state.pt")
 
@@ -76,7 +80,8 @@ def save(folder: Path, model: Any, optimiser: Any, ema: dict[str, Tensor], progr
 def load(path: Path, model: Any, optimiser: Any, ema: dict[str, Tensor]) -> Progress:
     """Restore everything that `save` wrote, in place. All ranks call this together; they may be more or fewer."""
     state = _state(model, optimiser, ema)
-    dcp.load(state, checkpoint_id=path, no_dist=not shard.several())
+    with _quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=not shard.several())
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimiser, state["optimiser"])
     for name, tensor in state["ema"].items():
@@ -99,6 +104,14 @@ def _state(model: Any, optimiser: Any, ema: dict[str, Tensor]) -> dict[str, Any]
         "optimiser": get_optimizer_state_dict(model, optimiser),
         "ema": dict(ema),
     }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns of a single process each time, which is meant here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _main() -> bool:
@@ -162,7 +175,7 @@ def merge_lora(model: Any, state: dict[str, Any]) -> dict[str, Any]:
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
-        if ".base_layer." in name:
+        if name.endswith(".base_layer.weight"):
             a, b = (state[name.replace("base_layer", f"lora_{x}.default")] for x in "AB")
             tensor = (tensor.float() + scale * (b.float() @ a.float())).to(tensor.dtype)
         out[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = tensor
@@ -173,11 +186,12 @@ def _plain_model(model: Any, state: dict[str, Any]) -> Any:
     """An unsharded model of the same configuration around the given weights."""
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
     kind = next(c for c in type(inner).__mro__ if c.__module__.startswith("transformers."))
+    config = copy.deepcopy(inner.config)  # saving writes into it
     with torch.device("meta"):
-        plain: Any = kind(inner.config)
+        plain: Any = kind(config)
     plain.load_state_dict(state, assign=True)
     plain.tie_weights()
-    if inner.config.dtype is not None:
-        plain.to(inner.config.dtype)
+    if isinstance(config.dtype, torch.dtype):
+        plain.to(config.dtype)
     plain.generation_config = inner.generation_config
     return plain

@@ -138,8 +138,15 @@ def importance(batch: RolloutBatch, cap: float) -> Tensor:
 
 
 def make_prompts(samples: Sequence[Sample], tools: list[str] | None) -> list[Prompt]:
-    """Each sample as its task puts it to the policy. Raises UnknownName for a task that nothing registers."""
-    return [get("task", sample.task).obj.prompt(sample, tools=tools) for sample in samples]
+    """Each sample as its task puts it to the policy.
+
+    Raises UnknownName for a task that nothing registers, ConfigError for a dialogue that is already answered.
+    """
+    prompts = [get("task", sample.task).obj.prompt(sample, tools=tools) for sample in samples]
+    for prompt in prompts:
+        if prompt.messages[-1]["role"] == "assistant":
+            raise ConfigError(f"data.train: sample {prompt.sample.key} ends with an answer; such data are for mmrl sft")
+    return prompts
 
 
 def reward_weights(trajectory: Trajectory, *, chosen: Mapping[str, float]) -> Mapping[str, float]:

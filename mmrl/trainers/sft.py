@@ -16,6 +16,7 @@ from mmrl.chat import Chat
 from mmrl.config import ConfigError, DataConfig, LogConfig, ModelConfig, Section, TrainConfig
 from mmrl.policy.logprobs import Row
 from mmrl.policy.shard import sum_over_ranks
+from mmrl.registry import get
 from mmrl.trainers.log import Clock
 from mmrl.trainers.optim import apply_gradient, backward, lr_at
 from mmrl.trainers.run import Run, start
@@ -68,5 +69,8 @@ def dialogue_row(chat: Chat, sample: Sample) -> Row:
     """A sample's dialogue, scored at the tokens that the assistant wrote. Raises ConfigError where it wrote none."""
     if all(m["role"] != "assistant" for m in sample.messages):
         raise ConfigError(f"sample {sample.key}: no assistant message to learn from; mmrl sft needs whole dialogues")
-    encoded, mask = chat.encode_dialogue(sample.messages, {m.id: m for m in sample.media})
+    messages = sample.messages
+    if messages[0]["role"] != "system":  # as the policy will see it in reinforcement learning
+        messages = get("task", sample.task).obj.prompt(sample).messages
+    encoded, mask = chat.encode_dialogue(messages, {m.id: m for m in sample.media})
     return Row(encoded.tokens, encoded.vision, [t for t, own in enumerate(mask) if own])

@@ -49,7 +49,8 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_sharded_ranks_with_unequal_work(tmp_path: Path) -> None:
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    # forked: importing everything anew in each would take most of the time
+    mp.start_processes(worker, (str(tmp_path),), nprocs=2, start_method="fork")
     tiny = build("qwen3_vl")
     for rank in range(2):
         for call, ran in enumerate(torch.load(tmp_path / f"{rank}.pt")):

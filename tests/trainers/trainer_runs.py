@@ -33,10 +33,10 @@ def chance(trajectory: Trajectory) -> float:
     return xxhash.xxh3_64_intdigest(content) % 1000 / 1000
 
 
-@register("reward", "only-first")
-def only_first(trajectory: Trajectory) -> float:
-    """`chance` for the samples that the first of two ranks gets, 0 for all others: their rank learns nothing."""
-    return chance(trajectory) if trajectory.prompt.sample.meta["half"] == 0 else 0.0
+@register("reward", "even-only")
+def even_only(trajectory: Trajectory) -> float:
+    """`chance` for samples with an even number, 0 for all others: those teach nothing."""
+    return chance(trajectory) if trajectory.prompt.sample.meta["number"] % 2 == 0 else 0.0
 
 
 def make_tiny(family: tiny.TinyFamily, folder: Path, seed: int = 3) -> Path:
@@ -51,11 +51,11 @@ def make_tiny(family: tiny.TinyFamily, folder: Path, seed: int = 3) -> Path:
 
 
 def make_shards(folder: Path, count: int = 12, *, answers: bool = False) -> Path:
-    """Pictures of noise, every third sample with two; with `answers` each dialogue ends with the assistant's answer."""
+    """Pictures of noise: most samples have one, some two, some none; with `answers` the assistant's answer is there."""
     rng = np.random.default_rng(0)
     with ShardWriter(folder, max_samples=5) as writer:
         for n in range(count):
-            names = ["000.png", "001.png"][: 1 + (n % 3 == 2)]
+            names = ["000.png", "001.png"][: 0 if n % 4 == 3 else 1 + (n % 3 == 2)]
             parts: list[dict[str, Any]] = [{"type": "image", "id": f"img_{i + 1}"} for i in range(len(names))]
             question = {"role": "user", "content": [*parts, {"type": "text", "text": "Which letter? " * (1 + n % 2)}]}
             letter = "ABCD"[n % 4]
@@ -69,7 +69,7 @@ def make_shards(folder: Path, count: int = 12, *, answers: bool = False) -> Path
                 ],
                 "messages": [question, answer] if answers else [question],
                 "answer": {"kind": "choice", "value": letter, "options": list("wxyz")},
-                "meta": {"half": n % 2},
+                "meta": {"number": n},
             }
             writer.write(record, {name: _png(rng) for name in names})
     return folder
@@ -125,6 +125,30 @@ def kill_in_checkpoint(step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     checkpoint.dcp.save = deadly
+
+
+def first_gradients(config: RunConfig) -> dict[str, torch.Tensor]:
+    """Train as configured; the whole gradient of each parameter at the first update, by name."""
+    from torch.distributed.tensor import DTensor
+
+    from mmrl.trainers import rl
+
+    found: dict[str, torch.Tensor] = {}
+    apply = rl.apply_gradient
+
+    def recording(model: Any, *rest: Any) -> float:
+        if not found:
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    found[name] = (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).clone()
+        return apply(model, *rest)
+
+    rl.apply_gradient = recording
+    try:
+        rl.train(config)
+    finally:
+        rl.apply_gradient = apply
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Loading, adapters and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from mmrl import families
+from mmrl.config import ConfigError, LoraConfig, ModelConfig
+from mmrl.policy.checkpoint import export
+from mmrl.policy.load import load_policy
+from mmrl.policy.logprobs import token_logps
+
+
+def logits(model: Any, trajectory: Any) -> torch.Tensor:
+    tokens = torch.tensor([trajectory.tokens])
+    inputs = families.forward_inputs(model, tokens, torch.ones_like(tokens), [trajectory.vision])
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits
+
+
+def test_export_loads_in_plain_transformers_with_equal_logits(tiny: Any, speak: Any, tmp_path: Path) -> None:
+    export(tiny.model, tiny.chat, tmp_path / "model")
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
+    trajectory = speak(tiny.chat, "look", "red")
+    assert torch.equal(logits(plain, trajectory), logits(tiny.model, trajectory))
+    processor = AutoProcessor.from_pretrained(tmp_path / "model")
+    assert processor.tokenizer("red?")["input_ids"] == tiny.chat.encode_text("red?")
+    assert plain.generation_config.eos_token_id == tiny.chat.end_of_turn
+    export(tiny.model, tiny.chat, tmp_path / "model")  # an older export is replaced
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_lora_moves_adapters_only_and_export_merges_them(tiny: Any, speak: Any, tmp_path: Path) -> None:
+    export(tiny.model, tiny.chat, tmp_path / "base")
+    lora = LoraConfig(rank=2, alpha=8, targets=["q_proj", "down_proj"])
+    model, chat = load_policy(ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=lora))
+    trajectory = speak(chat, "red")
+    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert trainable
+    assert all("lora_" in n and "language_model" in n for n in trainable)
+    assert torch.allclose(logits(model, trajectory), logits(tiny.model, trajectory), atol=1e-5)  # they start at 0
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if n in trainable:
+                p.add_(0.05)
+    moved = logits(model, trajectory)
+    assert not torch.allclose(moved, logits(tiny.model, trajectory), atol=1e-2)
+    export(model, chat, tmp_path / "merged")
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    assert torch.allclose(logits(plain, trajectory), moved, atol=1e-4)
+    assert torch.equal(logits(model, trajectory), moved)  # exporting changed nothing
+
+
+def test_same_adapters_at_each_start(tiny: Any, tmp_path: Path) -> None:
+    export(tiny.model, tiny.chat, tmp_path / "base")
+    config = ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=LoraConfig(rank=2))
+    torch.manual_seed(1)
+    first = load_policy(config)[0].state_dict()
+    torch.manual_seed(2)
+    second = load_policy(config)[0].state_dict()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_freezing_vision_leaves_the_language_model(tiny: Any, tmp_path: Path) -> None:
+    export(tiny.model, tiny.chat, tmp_path / "base")
+    model, _ = load_policy(ModelConfig(path=str(tmp_path / "base"), device="cpu", freeze_vision=True))
+    for name, p in model.named_parameters():
+        assert p.requires_grad != ("visual" in name), name
+
+
+def test_types_of_weights_survive(tiny: Any, speak: Any, tmp_path: Path) -> None:
+    export(tiny.model, tiny.chat, tmp_path / "base")
+    model, chat = load_policy(ModelConfig(path=str(tmp_path / "base"), device="cpu", dtype="bfloat16"))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    logp, _ = token_logps(model, chat, [speak(chat, "red")])
+    assert logp.dtype == torch.float32
+    export(model, chat, tmp_path / "half")
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "half")
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+
+
+def test_errors_say_what_to_do(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.path: .*nowhere holds no config.json"):
+        load_policy(ModelConfig(path=str(tmp_path / "nowhere")))
+    export(tiny.model, tiny.chat, tmp_path / "base")
+    bad = ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=LoraConfig(targets=["q_prj"]))
+    with pytest.raises(ConfigError, match=r"lora.targets.*'q_prj'.*did you mean 'q_proj'"):
+        load_policy(bad)
