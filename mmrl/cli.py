@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.config import Component, ConfigError, RunConfig, load_config
+from mmrl.config import Component, ConfigError, RunConfig, load_config, load_sft_config
 from mmrl.registry import KINDS, STAGES, Entry, UnknownName, bind, entries, nearest
 
 if TYPE_CHECKING:
@@ -76,15 +76,18 @@ def train(
 
 @app.command()
 def sft(
-    recipe: Annotated[str, typer.Argument(help="name of a recipe, or a YAML file")],
-    overrides: Overrides = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE.yaml] KEY=VALUE", help="a file of settings, then settings")
+    ] = None,
     resume: Resume = False,
 ) -> None:
-    r"""Train a policy by imitation of the answers in shards, for a cold start.
+    r"""Train a policy by imitation of the dialogues in shards that end with an answer, for a cold start.
 
-    Example: mmrl sft my-sft.yaml data.train=\[shards/train] train.lr=1e-5
+    Example: mmrl sft model.path=Qwen2.5-VL-3B data.train=\[shards/train] batch=64 train.lr=1e-5 train.steps=500
     """
-    config = load_config(recipe, overrides or [])
+    given = settings or []
+    recipe = given.pop(0) if given and "=" not in given[0] else None
+    config = load_sft_config(recipe, given)
     from mmrl.trainers import sft as trainer
 
     print(f"checkpoints and logs: {trainer.sft(config, resume=resume)}")

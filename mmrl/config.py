@@ -9,12 +9,15 @@ import importlib.resources
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mmrl.registry import nearest
+
+
+S = TypeVar("S", bound="Section")
 
 
 class ConfigError(ValueError):
@@ -116,8 +119,9 @@ class AlgorithmConfig(Section):
     aggregation: One = Field(default_factory=lambda: Component(name="token-mean"))
     regularizers: Many = Field(default_factory=list)
     zero_signal: Literal["skip", "count"] = Field(
-        "skip",
-        description="trajectories without any advantage: skip leaves them out of the denominators, count keeps them",
+        "count",
+        description="groups without any advantage: count them in the denominators of the loss, as the papers do, or "
+        "skip them",
     )
 
 
@@ -186,6 +190,18 @@ class RunConfig(Section):
         if self.rollout.temperature == 0:
             raise ValueError("rollout.temperature is 0: greedy rollouts of a prompt are all equal and teach nothing")
         return self
+
+
+class SftConfig(Section):
+    """A supervised run: `mmrl sft RECIPE key=value ...`."""
+
+    name: str = "sft"
+    out: str = Field("runs/sft", description="folder of the run")
+    batch: int = Field(16, gt=0, description="dialogues of one step, over all ranks")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig(lr=1e-5))
+    log: LogConfig = Field(default_factory=LogConfig)
 
 
 class _Yaml(yaml.SafeLoader):
@@ -260,27 +276,41 @@ def apply_override(data: dict[str, Any], override: str) -> dict[str, Any]:
 
 def load_config(recipe: str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
     """The validated configuration of a recipe with overrides laid on it. Raises ConfigError."""
+    return validate(read_settings(recipe, overrides))
+
+
+def load_sft_config(recipe: str | None = None, overrides: Sequence[str] = ()) -> SftConfig:
+    """The same for a supervised run."""
+    return _validated(read_settings(recipe, overrides), SftConfig)
+
+
+def read_settings(recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe's settings with overrides laid on them, not yet validated."""
     data = read_recipe(recipe) if recipe else {}
     for override in overrides:
         data = apply_override(data, override)
-    return validate(data)
+    return data
 
 
 def validate(data: dict[str, Any]) -> RunConfig:
     """Settings as a RunConfig; errors name the key, the reason and the nearest known key."""
+    return _validated(data, RunConfig)
+
+
+def _validated(data: dict[str, Any], kind: type[S]) -> S:
     try:
-        return RunConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from error
+        raise ConfigError("\n".join(_explain(e, kind) for e in error.errors())) from error
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, kind: type[BaseModel]) -> str:
     where = ".".join(str(p) for p in error["loc"])
     if error["type"] != "extra_forbidden":
         return f"{where or 'configuration'}: {error['msg'].removeprefix('Value error, ')}" + (
             f" (got {error['input']!r})" if where and not isinstance(error["input"], (dict, BaseModel)) else ""
         )
-    section: Any = RunConfig
+    section: Any = kind
     for part in error["loc"][:-1]:
         if isinstance(part, str) and isinstance(section, type) and issubclass(section, BaseModel):
             annotation = section.model_fields[part].annotation

@@ -156,7 +156,8 @@ def _habits(before: Measure, after: Measure) -> Iterator[tuple[str, str, str]]:
         ("reasoning leads to answer, %", "consistent"),
         ("no answer readable, %", "unparsed"),
     ):
-        yield name, *(f"{100 * (getattr(s, field) or 0):.1f}" for s in (old, new))
+        was, is_now = (f"{100 * (getattr(s, field) or 0):.1f}" for s in (old, new))
+        yield name, was, is_now
 
 
 def markdown(before: Measure, after: Measure, config: RunConfig, seconds: float) -> str:

@@ -99,16 +99,30 @@ def test_check_prints_settings_and_arithmetic_and_trains_nothing(mmrl, monkeypat
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
-@pytest.mark.parametrize(("command", "module", "function"), [("train", "rl", "train"), ("sft", "sft", "sft")])
-def test_training_commands_pass_on_what_they_were_told(mmrl, monkeypatch, command, module, function, resume):
-    import importlib
+def test_train_passes_on_what_it_was_told(mmrl, monkeypatch, resume):
+    from mmrl.trainers import rl
 
-    trainer = importlib.import_module(f"mmrl.trainers.{module}")
     told = []
-    monkeypatch.setattr(trainer, function, lambda config, **options: told.append((config, options)) or Path("there"))
-    code, out, _ = mmrl(command, "grpo", "train.steps=3", *resume)
+    monkeypatch.setattr(rl, "train", lambda config, **options: told.append((config, options)) or Path("there"))
+    code, out, _ = mmrl("train", "grpo", "train.steps=3", *resume)
     assert (code, told) == (0, [(load_config("grpo", ["train.steps=3"]), {"resume": bool(resume)})])
     assert out.strip().endswith("there")
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_sft_takes_settings_with_or_without_a_file(mmrl, monkeypatch, tmp_path, resume):
+    from mmrl.trainers import sft
+
+    told = []
+    monkeypatch.setattr(sft, "sft", lambda config, **options: told.append((config, options)) or Path("there"))
+    (tmp_path / "own.yaml").write_text("batch: 3\ntrain: {steps: 9, lr: 1e-4}\n")
+    assert mmrl("sft", "batch=5", *resume)[0] == 0
+    assert mmrl("sft", str(tmp_path / "own.yaml"), "train.steps=2", *resume)[0] == 0
+    (first, options), (second, _) = told
+    assert (first.batch, first.train.lr, options) == (5, 1e-5, {"resume": bool(resume)})
+    assert (second.batch, second.train.steps, second.train.lr) == (3, 2, 1e-4)
+    code, _, err = mmrl("sft", "bacth=5")
+    assert (code, "unknown key bacth: did you mean 'batch'?" in err) == (2, True)
 
 
 def test_demo_passes_on_what_it_was_told(mmrl, monkeypatch):

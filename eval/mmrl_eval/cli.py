@@ -85,7 +85,8 @@ def run(
         batch=batch,
         consistency=consistency,
     )
-    asked = choose(ShardSet.open(data, [t for t in tasks.split(",") if t]), limit, seed)
+    shards = ShardSet.open(data, [t for t in tasks.split(",") if t])
+    asked = choose([shards[i] for i in range(len(shards))], limit, seed)
     settings = {"dtype": dtype, "device": device, "min_pixels": min_pixels, "max_pixels": max_pixels}
 
     def load(path: str) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from mmrl.registry import get
 from mmrl.rewards.extract import extract
 from mmrl.rollout import Engine, make_engine, rollout
 from mmrl.shards import atomic_write
+from mmrl.signals.answer import answer_positions
 from mmrl.types import FaultKind, Prompt, Sample, Trajectory
 from mmrl_eval import RunError
 from mmrl_eval.consistency import consistent, option_logps
@@ -95,12 +96,11 @@ def weights_hash(model: Any) -> str | None:
 
 def choose(samples: Sequence[Sample], limit: int | None, seed: int) -> Sequence[Sample]:
     """`limit` samples drawn by seed and key, in their own order, whatever order or folders they came in; None: all."""
-    every = list(samples)
-    if limit is None or limit >= len(every):
-        return every
-    drawn = sorted(every, key=lambda s: xxhash.xxh3_64_digest(f"{seed} {s.key}".encode()))[:limit]
+    if limit is None or limit >= len(samples):
+        return samples
+    drawn = sorted(samples, key=lambda s: xxhash.xxh3_64_digest(f"{seed} {s.key}".encode()))[:limit]
     kept = {s.key for s in drawn}
-    return [s for s in every if s.key in kept]
+    return [s for s in samples if s.key in kept]
 
 
 def declared_budget(config: EvalConfig, chat: Chat, prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -206,12 +206,18 @@ def judge(trajectories: Sequence[Trajectory], chat: Chat, reader: Any) -> list[d
                 status=found.status,
                 answer=found.value,
                 score=float(accuracy(trajectory) or 0.0),
-                answer_logp=_answer_logp(trajectory),
+                answer_logp=_answer_logp(trajectory, chat),
                 options=likelihoods,
                 consistent=consistent(likelihoods, found.value),
             )
         )
     return rows
+
+
+def _answer_logp(trajectory: Trajectory, chat: Chat) -> float | None:
+    """Mean log-prob of the answer's tokens as they were sampled; None without an answer."""
+    places = answer_positions(trajectory, chat)
+    return sum(trajectory.logp[t] for t in places) / len(places) if places else None
 
 
 def _rollout_config(config: EvalConfig) -> RolloutConfig:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.groups import group_sum
 from mmrl.config import AlgorithmConfig, Component
 from mmrl.registry import bind, entries, get
 from mmrl.types import Counts, RolloutBatch
@@ -117,24 +118,31 @@ def compute_advantage(batch: RolloutBatch, stages: Stages) -> Tensor:
     return torch.where(batch.mask > 0, advantage, torch.zeros_like(advantage))
 
 
-def active(batch: RolloutBatch, stages: Stages, *, zero_signal: str) -> Tensor:
-    """True [N] for the rows that are learnt from: not dropped by a filter and, with "skip", of some advantage."""
+def kept(batch: RolloutBatch, stages: Stages) -> Tensor:
+    """True [N] for the rows that no filter drops."""
     keep = torch.ones(len(batch.group), dtype=torch.bool, device=batch.group.device)
     for stage in stages.filters:
         keep &= stage(batch)
-    if zero_signal == "skip":
-        assert batch.advantage is not None, "compute_advantage comes first"
-        keep &= (batch.advantage != 0).flatten(1).any(-1)
     return keep
 
 
-def counts(batch: RolloutBatch, *, zero_signal: str = "count") -> Counts:
-    """The denominators that this batch contributes to those of the update. With "skip" only rows of some advantage
-    count."""
-    rows = torch.ones(len(batch.group), dtype=torch.bool, device=batch.group.device)
-    if zero_signal == "skip":
-        assert batch.advantage is not None, "compute_advantage comes first"
-        rows = (batch.advantage != 0).flatten(1).any(-1)
+def has_signal(batch: RolloutBatch) -> Tensor:
+    """True [N] for the rows of groups in which any token has an advantage."""
+    if batch.advantage is None:
+        raise ValueError("has_signal: compute_advantage comes first")
+    own = (batch.advantage != 0).flatten(1).any(-1)
+    return group_sum(own.to(batch.mask.dtype), batch.group) > 0
+
+
+def counted(batch: RolloutBatch, stages: Stages, *, zero_signal: str) -> Tensor:
+    """True [N] for the rows that the denominators count: not dropped by a filter and, with "skip", of a group with some
+    advantage."""
+    keep = kept(batch, stages)
+    return keep & has_signal(batch) if zero_signal == "skip" else keep
+
+
+def counts(batch: RolloutBatch, rows: Tensor) -> Counts:
+    """The denominators that the given rows (True in [N]) contribute to those of the update."""
     return Counts(
         tokens=float(batch.mask[rows].sum()),
         trajectories=float(rows.sum()),

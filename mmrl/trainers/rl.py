@@ -14,9 +14,10 @@ from torch import Tensor
 
 from mmrl.algorithms.loss import (
     Stages,
-    active,
     compute_advantage,
+    counted,
     counts,
+    has_signal,
     policy_loss,
     shape_rewards,
 )
@@ -83,18 +84,23 @@ def update(
 ) -> dict[str, float]:
     """The optimiser steps that are made from one batch, each from its own whole groups.
 
-    A mini-batch that teaches nothing on any rank (no active row) makes no optimiser step.
+    Rows without a gradient are not passed through the model; a mini-batch that has no others on any rank makes no
+    optimiser step.
     """
     sums: Counter[str] = Counter()
     norms = []
     for rows in split_groups(batch.group, cfg.train.updates):
         mini = batch.select(rows)
-        rows = rows[active(mini, stages, zero_signal=cfg.algorithm.zero_signal)]
+        inside = counted(mini, stages, zero_signal=cfg.algorithm.zero_signal)
+        own = counts(mini, inside)
+        if not stages.regularizers:  # then nothing but an advantage has a gradient
+            inside &= has_signal(mini)
+        rows = rows[inside]
         mini = batch.select(rows)
-        own = counts(mini)
-        total = Counts(*sum_over_ranks([own.tokens, own.trajectories, own.groups]))
-        if total.tokens == 0:
+        *sizes, learning = sum_over_ranks([own.tokens, own.trajectories, own.groups, float(mini.mask.sum())])
+        if not learning:
             continue
+        total = Counts(*sizes)
         mini.weight = stages.aggregation(mini, total)  # on whole groups, before rows are cut into micro-batches
         if cfg.train.importance_cap is not None:
             mini.weight = mini.weight * importance(mini, cfg.train.importance_cap)

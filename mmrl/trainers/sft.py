@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field
 from torch import Tensor
 
 from mmrl.chat import Chat
-from mmrl.config import ConfigError, DataConfig, LogConfig, ModelConfig, Section, TrainConfig
+from mmrl.config import ConfigError, SftConfig
 from mmrl.policy.logprobs import Row
 from mmrl.policy.shard import sum_over_ranks
 from mmrl.registry import get
@@ -21,18 +20,6 @@ from mmrl.trainers.log import Clock
 from mmrl.trainers.optim import apply_gradient, backward, lr_at
 from mmrl.trainers.run import Run, start
 from mmrl.types import Sample
-
-
-class SftConfig(Section):
-    """A supervised run: `mmrl sft RECIPE key=value ...`."""
-
-    name: str = "sft"
-    out: str = Field("runs/sft", description="folder of the run")
-    batch: int = Field(16, gt=0, description="dialogues of one step, over all ranks")
-    model: ModelConfig = Field(default_factory=lambda: ModelConfig())
-    data: DataConfig = Field(default_factory=lambda: DataConfig())
-    train: TrainConfig = Field(default_factory=lambda: TrainConfig(lr=1e-5))
-    log: LogConfig = Field(default_factory=lambda: LogConfig())
 
 
 def sft(cfg: SftConfig, *, resume: bool = False) -> Path:

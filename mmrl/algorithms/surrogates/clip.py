@@ -45,6 +45,11 @@ def dapo(
     return clip(batch, ratio, logp_new, advantage, low=low, high=high, dual=dual)
 
 
+def cispo_weight(ratio: Tensor, *, low: float | None, high: float) -> Tensor:
+    """clip(ratio, 1 - low, 1 + high) [N, T], detached; low None is no lower bound."""
+    return ratio.detach().clamp(0.0 if low is None else 1 - low, 1 + high)
+
+
 @register("surrogate", "cispo", paper="2506.13585")
 def cispo(
     batch: RolloutBatch,
@@ -59,5 +64,5 @@ def cispo(
 
     low: None is no lower bound (MiniMax-M1). high: the bound is 1 + high (in TRL it is the bound itself).
     """
-    weight = ratio.detach().clamp(0.0 if low is None else 1 - low, 1 + high)
+    weight = cispo_weight(ratio, low=low, high=high)
     return torch.where(batch.mask > 0, -weight * advantage * logp_new, torch.zeros_like(logp_new))
