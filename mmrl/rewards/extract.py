@@ -101,7 +101,7 @@ def read_choice(text: str, options: Sequence[str]) -> tuple[Status, str | None]:
         return Status.OK, alone.group(1).upper()
     kept = re.sub(rf"\b(?:not|isn't|rather than|instead of)\s+(?:option\s+)?\(?[{letters}]\)?(?![\w])", " ", plain)
     declared = re.compile(
-        rf"(?:answer(?:\s+is|:)?|choose|option)\s*:?\s*\(?\**([{letters}])\**\)?(?![\w'])"
+        rf"(?i:\b(?:answer(?:\s+is|:)?|choose|option))\s*:?\s*\(?\**([{letters}])\**\)?(?![\w'])"
         rf"|\\boxed\{{\s*(?:\\text\{{)?\(?([{letters}])\)?\}}|\*\*\(?([{letters}])[).]?\*\*",
     )
     for pattern in (declared, re.compile(rf"\(([{letters}])\)"), re.compile(rf"\A([{letters}])[).:]\s")):
