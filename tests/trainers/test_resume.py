@@ -53,10 +53,13 @@ def straight(folder: Path) -> Path:
 
 def test_a_killed_run_goes_on_bit_for_bit(straight: Path, folder: Path) -> None:
     out = folder / "killed"
-    # first in the middle of the checkpoint after step 5, then, from the beginning again, in step 7
+    # first in the middle of the checkpoint after step 5; then, from the beginning again, in the rollout of step 3; then,
+    # from the beginning again, in step 7
     assert run(out, folder, "checkpoint=5") == -signal.SIGKILL
     assert checkpoint.complete(out / "checkpoints") == []
     assert (out / "checkpoints" / "step-000005.tmp").exists()
+    assert run(out, folder, "rollout=3") == -signal.SIGKILL
+    assert len(lines(out / "metrics.jsonl")) == 2
     assert run(out, folder, "log=7") == -signal.SIGKILL
     assert [p.name for p in checkpoint.complete(out / "checkpoints")] == ["step-000005"]
     assert len(lines(out / "metrics.jsonl")) == 7

@@ -112,6 +112,22 @@ def kill_at(step: int) -> None:
     Log.write = deadly  # type: ignore[method-assign]
 
 
+def kill_in_rollout(step: int) -> None:
+    """Have this process killed in the rollout of a step, when some trajectories are sampled and others are not."""
+    from mmrl.trainers import rl
+
+    sample, calls = rl.rollout, []
+
+    def deadly(engine: Any, *rest: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == step:
+            generate = engine.generate
+            engine.generate = lambda requests: (generate(requests), os.kill(os.getpid(), signal.SIGKILL))
+        return sample(engine, *rest, **options)
+
+    rl.rollout = deadly
+
+
 def kill_in_checkpoint(step: int) -> None:
     """Have this process killed when a checkpoint is half written."""
     from mmrl.policy import checkpoint
@@ -157,5 +173,5 @@ if __name__ == "__main__":
 
     out, model, shards, death, *overrides = sys.argv[1:]
     kind, _, number = death.partition("=")
-    {"log": kill_at, "checkpoint": kill_in_checkpoint, "none": lambda step: None}[kind](int(number or 0))
+    {"log": kill_at, "checkpoint": kill_in_checkpoint, "rollout": kill_in_rollout}[kind](int(number))
     train(make_config(Path(out), Path(model), Path(shards), *overrides), resume=True)
