@@ -155,9 +155,7 @@ def _gspo(inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, 
 
 @adapter("cispo")
 def _cispo(inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
-    stages = make_stages(
-        advantage=grpo_advantage(params), surrogate=clip(params, "cispo"), aggregation="token-mean"
-    )
+    stages = make_stages(advantage=grpo_advantage(params), surrogate=clip(params, "cispo"), aggregation="token-mean")
     batch = make_batch(inputs)
     ratio = stages.ratio(batch, tensor(inputs["logp_new"]))
     weight = cispo_weight(ratio, low=params["clip_low"], high=params["clip_high"])
@@ -199,9 +197,7 @@ def _care(inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, 
         shaping=[{"name": "grpo-care", **own}], advantage={"name": "grpo", "eps": params["eps"], "ddof": 1}
     )
     batch = make_batch(inputs, signals={"ema_answer_logp": tensor(inputs["answer_logp"])})
-    bonus = consistency_bonus(
-        batch.reward_terms["accuracy"], batch.signals["ema_answer_logp"], batch.group, **own
-    )
+    bonus = consistency_bonus(batch.reward_terms["accuracy"], batch.signals["ema_answer_logp"], batch.group, **own)
     batch.reward = shape_rewards(batch, stages)
     return {"bonus": bonus, "reward": batch.reward, "advantage": stages.advantage(batch)}
 

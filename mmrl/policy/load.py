@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,26 @@ CARRIED = "tiny-vlm"  # the model that mmrl carries
 
 
 def model_folder(path: str) -> Path:
-    """The folder of a checkpoint. Raises ConfigError where it holds none."""
+    """The folder of a checkpoint: a local one, the carried one, or one of the Hugging Face hub by its `owner/name`.
+
+    Raises ConfigError where there is none.
+    """
     folder = Path(str(importlib.resources.files("mmrl") / "assets" / CARRIED)) if path == CARRIED else Path(path)
-    if not (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         raise ConfigError(
-            f"model.path: {folder} holds no config.json: name the folder of a Hugging Face checkpoint, or {CARRIED}"
+            f"model.path: {folder} holds no config.json: name the folder of a Hugging Face checkpoint, the owner/name of "
+            f"one on the hub, or {CARRIED}"
         )
-    return folder
+    from huggingface_hub import snapshot_download
+
+    try:  # files that are in the local cache are not fetched again
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path: there is no folder {path}, and fetching it from the hub failed: {error}"
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:

@@ -16,6 +16,16 @@ from mmrl.policy.load import load_policy
 from mmrl.policy.logprobs import token_logps
 
 
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub is out of reach, and its local cache is an empty folder."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
 def logits(model: Any, trajectory: Any) -> torch.Tensor:
     tokens = torch.tensor([trajectory.tokens])
     inputs = families.forward_inputs(model, tokens, torch.ones_like(tokens), [trajectory.vision])
@@ -87,7 +97,20 @@ def test_types_of_weights_survive(tiny: Any, speak: Any, tmp_path: Path) -> None
 def test_errors_say_what_to_do(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.path: .*nowhere holds no config.json"):
         load_policy(ModelConfig(path=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match=r"no folder own/nothing, and fetching it from the hub failed"):
+        load_policy(ModelConfig(path="own/nothing"))
     export(tiny.model, tiny.chat, tmp_path / "base")
     bad = ModelConfig(path=str(tmp_path / "base"), device="cpu", lora=LoraConfig(targets=["q_prj"]))
     with pytest.raises(ConfigError, match=r"lora.targets.*'q_prj'.*did you mean 'q_proj'"):
         load_policy(bad)
+
+
+def test_a_name_of_the_hub_is_found_in_the_local_cache(tiny: Any, tmp_path: Path, hub_cache: Path) -> None:
+    commit = "0" * 40
+    repository = hub_cache / "models--own--tiny"
+    export(tiny.model, tiny.chat, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    model, _ = load_policy(ModelConfig(path="own/tiny", device="cpu"))
+    mine, theirs = model.state_dict(), tiny.model.state_dict()
+    assert all(torch.equal(mine[k], theirs[k]) for k in theirs)

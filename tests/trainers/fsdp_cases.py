@@ -19,7 +19,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": ("rollout.prompts=4",),
     "qwen2_5_vl": ("rollout.prompts=4",),
     "uneven": ("rollout.prompts=3", "rollout.group=2", "train.micro_tokens=150"),  # two prompts against one
-    "nothing-to-learn": ("rollout.prompts=2", "rewards={even-only: 1}", "algorithm.zero_signal=skip"),  # all groups of the second rank are even
+    "nothing-to-learn": (
+        "rollout.prompts=2",
+        "rewards={even-only: 1}",
+        "algorithm.zero_signal=skip",
+    ),  # all groups of the second rank are even
     "no-prompt": ("rollout.prompts=1",),  # the second rank has none at all
     "everything": (
         "train.steps=2",
