@@ -16,7 +16,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mmrl.registry import nearest
 
-
 S = TypeVar("S", bound="Section")
 
 

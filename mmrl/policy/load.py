@@ -27,8 +27,8 @@ def model_folder(path: str) -> Path:
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         raise ConfigError(
-            f"model.path: {folder} holds no config.json: name the folder of a Hugging Face checkpoint, the owner/name of "
-            f"one on the hub, or {CARRIED}"
+            f"model.path: {folder} holds no config.json: name the folder of a Hugging Face checkpoint, the owner/name "
+            f"of one on the hub, or {CARRIED}"
         )
     from huggingface_hub import snapshot_download
 

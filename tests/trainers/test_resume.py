@@ -53,8 +53,8 @@ def straight(folder: Path) -> Path:
 
 def test_a_killed_run_goes_on_bit_for_bit(straight: Path, folder: Path) -> None:
     out = folder / "killed"
-    # first in the middle of the checkpoint after step 5; then, from the beginning again, in the rollout of step 3; then,
-    # from the beginning again, in step 7
+    # first in the middle of the checkpoint after step 5, then in the rollout of step 3, then in step 7: the first two
+    # leave no whole checkpoint, so the next start is from the beginning
     assert run(out, folder, "checkpoint=5") == -signal.SIGKILL
     assert checkpoint.complete(out / "checkpoints") == []
     assert (out / "checkpoints" / "step-000005.tmp").exists()
