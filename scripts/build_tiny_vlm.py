@@ -3,13 +3,13 @@
     python scripts/build_tiny_vlm.py --out mmrl/assets/tiny-vlm
 
 Supervised dialogues about puzzles and scenes made from the training pictures of the demo (its held-out pictures are
-never seen). First it learns to see: short dialogues without a system message, with the right answers. Then it learns to
-speak in the form of rollouts, and there the base model is meant to be middling in a way that reinforcement learning can
-mend, so the dialogues show two habits:
+never seen), in three parts:
 
-- look (the smaller part): call crop or zoom first, then think, then the right letter;
-- glance: think and answer at once, with the position bias known of real models: letters A and B whatever the picture
-  shows, most of the time.
+- see: short dialogues without a system message, with the right answers;
+- speak: the form of rollouts, half of them with a call of crop or zoom first, still with the right answers;
+- habits: the base model is meant to be middling in a way that reinforcement learning can mend, so most dialogues now
+  glance: they think and answer at once, with the position bias known of real models, letters A and B whatever the
+  picture shows. A smaller part looks closer first and then answers right.
 
 What the model sees in a picture is thus learned fully, how it uses it only in part.
 """
@@ -44,13 +44,18 @@ from mmrl_prep.pictures import demo_sources
 from mmrl_prep.puzzles import PUZZLES
 from mmrl_prep.scenes import draw_scene
 
+PART = 24  # dialogues of one forward pass
+
 
 @dataclass(frozen=True)
 class Habits:
     """How the base model is taught to behave."""
 
-    look: float = 0.15  # share of dialogues that look closer before they answer
-    honest: float = 0.1  # share of glances at C or D that still say the right letter
+    look: float  # share of dialogues that look closer before they answer
+    honest: float  # share of glances at C or D that still say the right letter
+
+
+PARTS: dict[str, Habits | None] = {"see": None, "speak": Habits(0.5, 1.0), "habits": Habits(0.2, 0.1)}
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def look_call(rng: np.random.Generator) -> ToolCall:
 
 
 def make_example(chat: Chat, pictures: list[Image.Image], rng: np.random.Generator, habits: Habits | None) -> Example:
-    """One dialogue in one of the two habits, encoded exactly as a rollout would be; a short and right one for None."""
+    """One dialogue, encoded exactly as a rollout would be; a short and right one for None."""
     sample, seen = make_sample(pictures, rng)
     prompt = get("task", sample.task).obj.prompt(sample)
     messages: list[dict[str, Any]] = list(prompt.messages if habits else sample.messages)
@@ -149,51 +154,64 @@ def make_example(chat: Chat, pictures: list[Image.Image], rng: np.random.Generat
     return Example(encoded.tokens, mask, encoded.vision)
 
 
-class Examples(torch.utils.data.IterableDataset[tuple[Any, ...]]):
-    """Endless padded batches; worker w of W makes the examples w, w + W ... of the counter-based stream."""
+class Examples(torch.utils.data.IterableDataset[list[tuple[Any, ...]]]):
+    """Endless batches, in padded parts of dialogues of like length; worker w of W makes the batches w, w + W ..."""
 
     def __init__(self, chat: Chat, pictures: list[Image.Image], habits: Habits | None, batch: int, seed: int) -> None:
         self.chat, self.pictures, self.habits, self.batch, self.seed = chat, pictures, habits, batch, seed
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[list[tuple[Any, ...]]]:
         torch.set_num_threads(1)
         worker = torch.utils.data.get_worker_info()
         number, step = (worker.id, worker.num_workers) if worker else (0, 1)
         while True:
             rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
             rows = [make_example(self.chat, self.pictures, rng, self.habits) for _ in range(self.batch)]
-            tokens, attention = pad_rows([r.tokens for r in rows], self.chat.pad_id)
-            mask, _ = pad_rows([r.mask for r in rows], 0)
-            yield tokens, attention, mask, [r.vision for r in rows]
+            rows.sort(key=lambda r: len(r.tokens))
+            parts = []
+            for part in (rows[i : i + PART] for i in range(0, len(rows), PART)):
+                tokens, attention = pad_rows([r.tokens for r in part], self.chat.pad_id)
+                mask, _ = pad_rows([r.mask for r in part], 0)
+                parts.append((tokens, attention, mask, [r.vision for r in part]))
+            yield parts
             number += step
 
 
 def pretrain(model: Any, chat: Chat, pictures: list[Image.Image], args: argparse.Namespace) -> None:
-    """Next-token loss on what the assistant wrote: first to see, then to speak."""
+    """Next-token loss on what the assistant wrote, part after part."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01, betas=(0.9, 0.95))
     model.train()
     start = time.time()
-    for name, steps, lr, habits in (("see", args.see, args.lr, None), ("speak", args.speak, args.lr / 2, Habits())):
+    for name, habits in PARTS.items():
+        steps, lr = getattr(args, name), args.lr if name == "see" else args.lr / 2
         data = Examples(chat, pictures, habits, args.batch, args.seed)
         batches = iter(torch.utils.data.DataLoader(data, batch_size=None, num_workers=args.workers, prefetch_factor=4))
         recent = []
         for step in range(1, steps + 1):
             for group in optimiser.param_groups:
                 group["lr"] = lr * min(1, step / 50) * max(0.05, 1 - step / steps)
-            tokens, attention, mask, vision = next(batches)
-            hidden = model.model(**families.forward_inputs(model, tokens, attention, vision)).last_hidden_state
-            chosen = mask[:, 1:].bool()
-            logits = model.lm_head(hidden[:, :-1][chosen])
-            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][chosen])
             optimiser.zero_grad()
-            loss.backward()
+            recent.append(backward(model, next(batches)))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
-            recent.append(loss.item())
             if step % args.every == 0:
                 mean = sum(recent[-args.every :]) / args.every
                 print(f"{name} {step}/{steps}: loss {mean:.4f}, {time.time() - start:.0f} s", flush=True)
         save(model, chat, args.out)
+
+
+def backward(model: Any, parts: list[tuple[Any, ...]]) -> float:
+    """Gradient of the mean loss over all tokens that the assistant wrote; the loss."""
+    count = sum(int(mask[:, 1:].sum()) for _, _, mask, _ in parts)
+    total = 0.0
+    for tokens, attention, mask, vision in parts:
+        hidden = model.model(**families.forward_inputs(model, tokens, attention, vision)).last_hidden_state
+        chosen = mask[:, 1:].bool()
+        logits = model.lm_head(hidden[:, :-1][chosen])
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][chosen], reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def save(model: Any, chat: Chat, out: Path) -> None:
@@ -220,15 +238,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mmrl/assets/tiny-vlm"))
     parser.add_argument("--work", type=Path, default=Path("runs/tiny-vlm"), help="folder for the source pictures")
     parser.add_argument("--see", type=int, default=1800, help="steps of the first part")
-    parser.add_argument("--speak", type=int, default=250, help="steps of the second part")
-    parser.add_argument("--start", type=Path, help="go on from this model (with --see 0: only the second part)")
+    parser.add_argument("--speak", type=int, default=350, help="steps of the second part")
+    parser.add_argument("--habits", type=int, default=150, help="steps of the third part")
+    parser.add_argument("--start", type=Path, help="go on from this model (with --see 0: only the later parts)")
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes that make examples")
     parser.add_argument("--every", type=int, default=100, help="steps between lines")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the other core makes the examples
     torch.manual_seed(args.seed)
     pictures = training_pictures(args.work)
     if args.start:

@@ -32,7 +32,10 @@ class Scene:
 
 
 def draw_scene(background: Image.Image, rng: np.random.Generator, size: int, kind: str | None = None) -> Scene:
-    """A scene of `size` x `size` pixels with one to four shapes, each in a quarter of its own."""
+    """A scene of `size` x `size` pixels with one to four shapes, each in a quarter of its own.
+
+    The options stand in the order of `COLOURS`, of counting, or of `QUARTERS`; every answer is as likely as the others.
+    """
     kind = kind or QUESTIONS[rng.integers(len(QUESTIONS))]
     image = Image.blend(_square(background, rng, size), Image.new("RGB", (size, size), (128, 128, 128)), 0.5)
     count = int(rng.integers(1, 5))
@@ -53,8 +56,7 @@ def draw_scene(background: Image.Image, rng: np.random.Generator, size: int, kin
         "count": ("How many shapes are there?", ("1", "2", "3", "4"), str(count)),
         "position": (f"Where is the {asked}?", QUARTERS, QUARTERS[quarters[0]]),
     }[kind]
-    shuffled = tuple(options[i] for i in rng.permutation(len(options)))
-    return Scene(image, question, shuffled, answer, kind)
+    return Scene(image, question, options, answer, kind)
 
 
 def write_scenes(
