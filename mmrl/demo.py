@@ -25,12 +25,11 @@ from mmrl_eval.metrics import Score
 from mmrl_eval.run import EvalConfig, Result, evaluate
 from mmrl_prep.build import build
 from mmrl_prep.pictures import demo_sources
-from mmrl_prep.scenes import write_scenes
 
 SIDE = 128  # pixels of a puzzle; the tiny model sees 64 of them, a crop shows it the rest
 SPLIT_SEED = 0  # the tiny model was pretrained on the training side of this split, whatever the seed of the demo
 HELDOUT = 0.2
-TASKS = ("rotation", "jigsaw", "mcq")
+TASKS = ("rotation", "jigsaw")
 PER_TASK = 120  # held-out samples measured
 
 
@@ -82,11 +81,7 @@ def prepare(shards: Path, sources: Path) -> None:
     """Build the shards of each task from the pictures of installed packages."""
     folders = demo_sources(sources)
     for task in TASKS:
-        inputs = folders
-        if task == "mcq":
-            backgrounds = sorted(p for p in folders[0].iterdir())
-            inputs = [write_scenes(sources, backgrounds, 1200, size=SIDE, seed=SPLIT_SEED)]
-        build(inputs, task, shards / task, heldout=HELDOUT, seed=SPLIT_SEED, per_image=12, size=SIDE)
+        build(folders, task, shards / task, heldout=HELDOUT, seed=SPLIT_SEED, per_image=12, size=SIDE)
 
 
 def heldout_samples(shards: Path, per_task: int) -> list[Sample]:

@@ -31,7 +31,7 @@ from transformers import AutoModelForImageTextToText
 
 from mmrl import families
 from mmrl.chat import Chat, pad_rows
-from mmrl.demo import HELDOUT, SIDE, SPLIT_SEED, TASKS
+from mmrl.demo import HELDOUT, SIDE, SPLIT_SEED
 from mmrl.families import VisionInput
 from mmrl.media import file_ref, image_ref, load_image, load_video
 from mmrl.policy import tiny
@@ -44,6 +44,7 @@ from mmrl_prep.pictures import demo_sources
 from mmrl_prep.puzzles import PUZZLES
 from mmrl_prep.scenes import draw_scene
 
+TASKS = ("rotation", "jigsaw", "mcq")
 PART = 24  # dialogues of one forward pass
 
 
