@@ -120,7 +120,7 @@ def test_clips_give_frames_at_stated_times_and_count_as_one_source(tmp_path: Pat
         x, y, side = sample.meta["crop"]
         source = scene(10 * number + round(sample.meta["time"] * 5)).resize((64, 64), box=(x, y, x + side, y + side))
         shown = np.rot90(np.asarray(load_image(sample.media[0]), float), sample.meta["angle"] // 90)
-        assert np.abs(shown - np.asarray(source, float)).mean() < 8
+        assert np.abs(shown - np.asarray(source, float)).mean() < 20  # other frames are at least 60 away
 
 
 def test_questions(tmp_path: Path) -> None:
