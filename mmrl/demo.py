@@ -8,6 +8,7 @@ Everything lands in one folder; a demo that was stopped goes on where it was whe
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def demo(
         overrides: further settings `key=value` of the recipe.
         per_task: held-out samples of each task that are measured.
     """
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a table in a log is not cut
     start = time.time()
     prepare(out / "shards", out / "sources")
     folders = [str(out / "shards" / task / "train") for task in TASKS]
