@@ -83,7 +83,7 @@ def sft(
 ) -> None:
     r"""Train a policy by imitation of the dialogues in shards that end with an answer, for a cold start.
 
-    Example: mmrl sft model.path=Qwen2.5-VL-3B data.train=\[shards/train] batch=64 train.lr=1e-5 train.steps=500
+    Example: mmrl sft model.path=Qwen/Qwen2.5-VL-3B-Instruct data.train=\[shards/train] batch=64 train.lr=1e-5
     """
     given = settings or []
     recipe = given.pop(0) if given and "=" not in given[0] else None
@@ -96,7 +96,7 @@ def sft(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for shards, run and report")] = Path("demo-run"),
-    seed: Annotated[int, typer.Option(help="of pictures, sampling and evaluation")] = 0,
+    seed: Annotated[int, typer.Option(help="of training; the pictures and their split stay the same")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="training steps (default: the recipe's)")] = None,
 ) -> None:
     """Prepare shards from installed pictures, train the tiny model on them, and measure it before and after.

@@ -11,7 +11,7 @@ never seen), in three parts:
   glance: they think and answer at once, with the position bias known of real models, letters A and B whatever the
   picture shows. A smaller part looks closer first and then answers right.
 
-What the model sees in a picture is thus learned fully, how it uses it only in part.
+What the model sees in a picture is learned better than how to use it.
 """
 
 from __future__ import annotations
