@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor  # shard builders and loaders start without torch
 
 MediaKind = Literal["image", "video"]
-AnswerKind = Literal["choice", "number", "text", "box", "boxes", "point", "span", "order", "rotation"]
+AnswerKind = Literal[
+    "choice", "choices", "number", "text", "box", "boxes", "point", "span", "order", "rotation", "tests"
+]
 Box = tuple[float, float, float, float]  # xyxy, pixels of the upright stored picture
 
 
@@ -44,12 +46,13 @@ class MediaRef:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The right answer, typed. `value`: choice "B"; number 3.0; text "cat" or a list of accepted texts; box xyxy
-    pixels; order [2, 0, 1, 3]; rotation in degrees clockwise (0, 90, 180, 270); span seconds [a, b]."""
+    """The right answer, typed. `value`: choice "B"; choices ["A", "C"], all that are right; number 3.0; text "cat" or
+    a list of accepted texts; box xyxy pixels; order [2, 0, 1, 3]; rotation in degrees clockwise (0, 90, 180, 270);
+    span seconds [a, b]; tests, a list of unit tests of a transcription."""
 
     kind: AnswerKind
     value: Any
-    options: tuple[str, ...] = ()  # choice: the option texts in the order shown
+    options: tuple[str, ...] = ()  # choice, choices: the option texts in the order shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,8 @@ class RolloutBatch:
 
     def select(self, rows: Tensor | Sequence[int]) -> RolloutBatch:
         """The same batch with only the given rows (indices), every tensor and dictionary included."""
+        import torch
+
         index = torch.as_tensor(rows, dtype=torch.long)
 
         def pick(value: Tensor | None) -> Tensor | None:

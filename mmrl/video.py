@@ -1,35 +1,42 @@
-"""One video reader on PyAV: true time stamps, upright frames, bad packets counted, frames chosen by time.
+"""One video reader: true time stamps, upright frames, bad packets counted, frames chosen by time.
 
 Times are seconds of presentation time from the first frame shown; a container's start offset does not appear in them.
-No state is shared between calls, so clips may be read from many threads.
+No state is shared between calls, so clips may be read from many threads. PyAV decodes with one thread and leaves none
+behind; torchcodec and decord may. Worker processes of a program that has read a clip are therefore started by spawn or
+forkserver: a forked child can wait for ever for a lock that a thread held which it has not inherited.
 """
 
 from __future__ import annotations
 
-import bisect
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from av.video.frame import PictureType
 
-from mmrl.images import MediaError, check_size
+from mmrl.container import Media, Tally, decode, measure, open_video, packets_of, upright
+from mmrl.images import MediaError
+from mmrl.timeline import Timeline, compact, from_index
+from mmrl.video_backends import Backend, decode_with
 
-EPSILON = 1e-6  # seconds; a time written as a decimal means the frame whose stamp it rounds to
+Window = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Frames of a clip with the times at which they are shown."""
+    """Frames of a clip with the times at which they are shown.
+
+    `decoded` and `bad_packets` belong to the call: windows that were read together share them."""
 
     frames: np.ndarray  # [F, H, W, 3] uint8, upright RGB
     times: list[float]  # [F] seconds from the first frame shown, increasing
     bad_packets: int = 0  # met while reading these frames
+    decoded: int = 0  # packets given to the decoder; 0 where the backend does not tell
+    backend: str = "pyav"  # what decoded these frames: not always the one asked for, see `read_clip`
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,8 @@ class VideoInfo:
     rotation: int  # degrees clockwise by which stored frames are turned to be upright
     bad_packets: int
     announced: int  # frames that the container's header promises, 0 when it does not say
+    timeline: Timeline
+    codec: str  # FFmpeg's name of the format: h264, hevc, av1 ...
 
     @property
     def frames(self) -> int:
@@ -50,247 +59,263 @@ class VideoInfo:
 
     @property
     def fps(self) -> float:
-        """Average rate over the frames shown; 0 for a single frame."""
+        """Average rate over the frames shown; 0 for a single frame. `rate` is exact."""
         return (self.frames - 1) / (self.times[-1] - self.times[0]) if self.frames > 1 else 0.0
+
+    @property
+    def rate(self) -> Fraction:
+        """Frames a second as the container states them where its stamps agree (30000/1001), else the exact average."""
+        return self.timeline.rate
+
+    @property
+    def constant(self) -> bool:
+        """Whether all frames are shown equally long."""
+        return self.timeline.constant
+
+    @property
+    def start(self) -> float:
+        """The container's own time of the first frame shown, seconds. Everything else here counts from it."""
+        return self.timeline.start
+
+    @property
+    def keys(self) -> tuple[float, ...]:
+        """Seconds at which decoding may start; under 0 for a key frame that is not shown."""
+        return tuple(self.timeline.seconds(k) for k in self.timeline.keys)
 
     @property
     def missing(self) -> float:
         """Share of the announced frames that cannot be shown."""
         return max(0.0, 1 - self.frames / self.announced) if self.announced else 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Timeline:
-    stamps: list[int]  # of the frames to show, in ticks, increasing
-    keys: list[int]  # those at which decoding may start
-    tick: Fraction  # seconds
-    last: int  # how long the last frame is shown, ticks
-    discarded: int  # decoded but not shown (edit lists)
-    counted: bool  # the packets have no time stamps: frames are numbered in the order of decoding
-
-    def seconds(self, stamp: int) -> float:
-        return float((stamp - self.stamps[0]) * self.tick)
-
-    def at(self, seconds: float) -> int:
-        """The last frame shown at or before a time."""
-        ticks = self.stamps[0] + (seconds + EPSILON) / self.tick
-        return self.stamps[max(0, bisect.bisect_right(self.stamps, ticks) - 1)]
+    def index(self) -> dict[str, Any]:
+        """The timeline in JSON-able form, for `info["timeline"]` of a `MediaRef`."""
+        return self.timeline.index()
 
 
 class _Overshoot(Exception):
-    """A seek landed behind the frame that it was for."""
+    """Decoding did not begin where it should have: the frame wanted lies before, or never came."""
 
 
 def probe_video(source: bytes | Path) -> VideoInfo:
     """Decode a whole clip and tell what it holds. Raises MediaError."""
-    line = _timeline(source)
-    shown, times, bad, first = set(line.stamps), [], 0, None
-    with _open(source) as (container, stream):
-        announced = stream.frames
-        for stamp, frame in _decode(container, stream, counted=line.counted):
-            if frame is None:
-                bad += 1
-            elif stamp in shown:
+    with open_video(source) as media:
+        line = measure(source, media)
+    shown, keys, times, tally, first = set(line.stamps), set(line.keys), [], Tally(), None
+    with open_video(source) as media:
+        context = media.stream.codec_context
+        announced, codec = media.stream.frames, context.codec.canonical_name
+        for stamp, frame in decode(packets_of(media), context, tally, counted=line.counted):
+            if stamp in shown:
                 first = first or frame
                 times.append(line.seconds(stamp))
+            if stamp in keys and frame.pict_type != PictureType.I:
+                keys.remove(stamp)
         if first is None:
             raise MediaError("broken", "no frame can be decoded")
-        height, width = _upright(first).shape[:2]
+        height, width = upright(first).shape[:2]
         rotation = -first.rotation % 360
     times.sort()
+    if len(keys) < len(line.keys):  # periodic intra refresh: no seek leads to a whole picture
+        line = replace(line, keys=compact(sorted(keys)), indexed=False)
     return VideoInfo(
         width=width,
         height=height,
         times=tuple(times),
         duration=times[-1] + float(line.last * line.tick),
         rotation=rotation,
-        bad_packets=bad,
+        bad_packets=tally.bad,
         announced=max(0, announced - line.discarded),
+        timeline=replace(line, bad=tally.bad),
+        codec=codec,
     )
 
 
 def read_clip(
     source: bytes | Path,
     *,
-    fps: float = 2.0,
+    fps: float | Fraction = 2.0,
     max_frames: int = 16,
     start: float | None = None,
     end: float | None = None,
+    timeline: Timeline | Mapping[str, Any] | None = None,
+    backend: Backend = "pyav",
 ) -> Clip:
     """Frames of the window [start, end] seconds: one every 1/fps from its start, spread evenly where that were more
     than `max_frames`. At each such time the frame that is on screen is taken, none twice, so a window shorter than a
-    frame still gives one. Raises MediaError, with code `window` for a window outside the clip."""
-    line = _timeline(source)
-    last = line.seconds(line.stamps[-1])
-    begin = 0.0 if start is None else max(0.0, start)
-    stop = last if end is None else min(end, last)
-    if begin >= last + float(line.last * line.tick) - EPSILON or (end is not None and end < begin):
-        raise MediaError("window", f"no frame between {start} and {end} s: the clip ends at {last:.3f} s")
-    stop = max(stop, begin)
-    count = int((stop - begin) * fps + EPSILON) + 1
-    times = begin + np.arange(count) / fps if count <= max_frames else np.linspace(begin, stop, max_frames)
-    return read_times(source, times.tolist(), line)
+    frame still gives one.
+
+    `timeline`: as found before (`VideoInfo.timeline`, or its `index()`), which saves reading the whole file.
+    `backend`: who decodes; "torchcodec" and "decord" are optional packages. The timeline chooses the frames whatever
+    the backend; where a backend numbers them differently or fails, PyAV decodes, and `Clip.backend` says so.
+
+    Raises MediaError, with code `window` for a window outside the clip; ImportError for a backend that is not there;
+    ValueError for fps or max_frames not above 0.
+    """
+    windows = [(start, end)]
+    return read_windows(source, windows, fps=fps, max_frames=max_frames, timeline=timeline, backend=backend)[0]
 
 
-def read_times(source: bytes | Path, times: list[float], line: _Timeline | None = None) -> Clip:
-    """The frames that are on screen at the given seconds, sorted, none twice. Raises MediaError."""
-    line = line or _timeline(source)
-    wanted = sorted({line.at(t) for t in times})
-    try:
-        frames, bad = _pick(source, line, wanted, seek=not line.counted)
-    except _Overshoot:
-        frames, bad = _pick(source, line, wanted, seek=False)
+def read_windows(
+    source: bytes | Path,
+    windows: Sequence[Window],
+    *,
+    fps: float | Fraction = 2.0,
+    max_frames: int = 16,
+    timeline: Timeline | Mapping[str, Any] | None = None,
+    backend: Backend = "pyav",
+) -> list[Clip]:
+    """A clip for each window (start, end), as `read_clip` gives it, all in one pass over one open container: what two
+    windows share is decoded once. `fps` and `max_frames` are of each window. Raises as `read_clip`."""
+
+    def choose(line: Timeline) -> list[list[int]]:
+        return [line.window(start, end, fps=fps, max_frames=max_frames) for start, end in windows]
+
+    return _read(source, choose, timeline, backend)
+
+
+def read_times(
+    source: bytes | Path,
+    times: Iterable[float | Fraction],
+    timeline: Timeline | Mapping[str, Any] | None = None,
+    *,
+    backend: Backend = "pyav",
+) -> Clip:
+    """The frames that are on screen at the given seconds, sorted, none twice. Raises as `read_clip`."""
+    asked = list(times)
+    if not asked:
+        raise MediaError("window", "no time is asked for")
+    return _read(source, lambda line: [sorted({line.at(t) for t in asked})], timeline, backend)[0]
+
+
+def _read(
+    source: bytes | Path,
+    choose: Callable[[Timeline], list[list[int]]],
+    known: Timeline | Mapping[str, Any] | None,
+    backend: Backend,
+) -> list[Clip]:
+    """A clip for each list of stamps that `choose` makes of the timeline."""
+    given = from_index(known) if isinstance(known, Mapping) else known
+    frames: dict[int, tuple[int, np.ndarray]] | None = None
+    tally, used = Tally(), "pyav"
+    with open_video(source) as media:
+        line = given or measure(source, media)
+        chosen = choose(line)
+        wanted = sorted({stamp for stamps in chosen for stamp in stamps})
+        if not wanted:
+            return []
+        ready = given is not None or line.indexed  # else the container has been read to its end, for good
+        if backend != "pyav" and (pictures := decode_with(backend, source, line, wanted)) is not None:
+            frames, used = {s: (s, p) for s, p in zip(wanted, pictures, strict=True)}, backend
+        elif ready:
+            frames = _pick(media, line, wanted, tally, skip=True)
+    for skip in (False,) if ready else (True, False):
+        if frames is None:
+            with open_video(source) as media:
+                frames = _pick(media, line, wanted, tally, skip=skip)
     if not frames:
-        raise MediaError("broken", f"none of the frames at {', '.join(f'{t:.3f}' for t in times)} s can be decoded")
-    stamps = sorted(frames)
-    return Clip(np.stack([frames[s] for s in stamps]), [line.seconds(s) for s in stamps], bad)
+        at = ", ".join(f"{line.seconds(s):.3f}" for s in wanted)
+        raise MediaError("broken", f"none of the frames at {at} s can be decoded")
+    for shown, _ in frames.values() if given else ():
+        if not line.shows(shown):
+            raise MediaError("broken", f"the timeline in the index is of another file: it lacks the stamp {shown}")
+    return [_clip(frames, stamps, line, tally, used) for stamps in chosen]
 
 
-def _pick(source: bytes | Path, line: _Timeline, wanted: list[int], *, seek: bool) -> tuple[dict[int, np.ndarray], int]:
-    """The wanted stamps (sorted) with their frames, and the number of bad packets met. Raises _Overshoot."""
-    out: dict[int, np.ndarray] = {}
-    bad = 0
-    with _open(source) as (container, stream):
-        for key, stamps in _runs(line, wanted) if seek else [(None, wanted)]:
-            if key is not None:
-                container.seek(key, stream=stream, backward=True)
-            bad += _forward(_decode(container, stream, counted=line.counted), stamps, out, strict=key is not None)
-    return out, bad
+def _clip(
+    frames: dict[int, tuple[int, np.ndarray]], stamps: list[int], line: Timeline, tally: Tally, backend: str
+) -> Clip:
+    """The clip of some of the frames that were read."""
+    found = dict(frames[s] for s in stamps if s in frames)
+    if not found:
+        raise MediaError("broken", f"no frame from {line.seconds(stamps[0]):.3f} s on can be decoded")
+    order = sorted(found)
+    return Clip(
+        frames=np.stack([found[s] for s in order]),
+        times=[line.seconds(s) for s in order],
+        bad_packets=tally.bad,
+        decoded=tally.decoded,
+        backend=backend,
+    )
 
 
-def _runs(line: _Timeline, wanted: list[int]) -> list[tuple[int | None, list[int]]]:
-    """Wanted stamps in runs that are decoded without a break, each with the key frame to seek (None: go on from where
-    the decoder is). A seek pays only where a key frame lies between two wanted frames: all else is decoded on."""
-    runs: list[tuple[int | None, list[int]]] = []
-    at = line.keys[0] if line.keys else line.stamps[-1]
-    for stamp in wanted:
-        found = bisect.bisect_right(line.keys, stamp) - 1
-        if found >= 0 and line.keys[found] > at:
-            runs.append((line.keys[found], [stamp]))
-        elif runs:
-            runs[-1][1].append(stamp)
+def _pick(
+    media: Media, line: Timeline, wanted: list[int], tally: Tally, *, skip: bool
+) -> dict[int, tuple[int, np.ndarray]] | None:
+    """For each wanted stamp the stamp and frame that is shown then. `skip`: from key frame to key frame, and None where
+    that does not lead to the frames; else forward from where the container is."""
+    context = media.stream.codec_context
+    out: dict[int, tuple[int, np.ndarray]] = {}
+    try:
+        for key, stamps in line.runs(wanted) if skip else [(None, wanted)]:
+            packets = packets_of(media) if key is None else _from_key(media, key, seek=line.indexed)
+            frames = decode(packets, context, tally, counted=line.counted)
+            _forward(frames if key is None else _whole(frames, line, key), stamps, out, strict=skip)
+    except _Overshoot:
+        return None
+    return out
+
+
+def _from_key(media: Media, key: int, *, seek: bool) -> Iterator[Any]:
+    """Packets from that of a key frame on; those before it are not decoded. Raises _Overshoot.
+
+    A seek is believed only where this very packet then comes: containers without an index land anywhere."""
+    try:
+        if seek:
+            media.container.seek(key, stream=media.stream, backward=True)
         else:
-            runs.append((None, [stamp]))
-        at = max(at, stamp)
-    return runs
+            media.stream.codec_context.flush_buffers()
+    except (av.error.FFmpegError, ValueError):
+        raise _Overshoot from None
+    packets = packets_of(media)
+    for packet in packets:
+        if packet.pts == key and packet.is_keyframe:
+            yield packet
+            yield from packets
+            return
+        if packet.pts is None or packet.pts > key:
+            break
+    raise _Overshoot
 
 
-def _forward(frames: Iterator[tuple[int, Any]], stamps: list[int], out: dict[int, np.ndarray], *, strict: bool) -> int:
-    """Take the frames with the given stamps (sorted) into `out`; returns the number of bad packets met.
+def _whole(frames: Iterator[tuple[int, Any]], line: Timeline, key: int) -> Iterator[tuple[int, Any]]:
+    """Frames from a key frame on; those shown before it may lean on what came earlier in the file.
+
+    Raises _Overshoot where it is no picture of its own: encoders that refresh a picture part by part mark such frames
+    as keys, and the decoder then gives half a picture without a word."""
+    later = (item for item in frames if item[0] >= key)
+    if line.shows(key):
+        first = next(later, None)
+        if first is None or first[0] != key or first[1].pict_type != PictureType.I:
+            raise _Overshoot
+        yield first
+    yield from later
+
+
+def _forward(
+    frames: Iterator[tuple[int, Any]], stamps: list[int], out: dict[int, tuple[int, np.ndarray]], *, strict: bool
+) -> None:
+    """Take the frames of the given stamps (increasing) into `out`.
 
     In place of a frame that cannot be decoded stands the one shown before it, under its own stamp. Raises _Overshoot
     where there is none and `strict`: the decoder did not start at the beginning."""
-    bad, todo = 0, list(stamps)
+    todo = list(stamps)
     before: tuple[int, Any] | None = None
+    taken: dict[int, np.ndarray] = {}
+
+    def take(stamp: int, frame: Any) -> None:
+        if stamp not in taken:
+            taken[stamp] = upright(frame)
+        out[todo.pop(0)] = (stamp, taken[stamp])
+
     for stamp, frame in frames:
-        if frame is None:
-            bad += 1
-            continue
         while todo and stamp >= todo[0]:
             if stamp > todo[0] and before is None and strict:
                 raise _Overshoot
-            shown, picture = (stamp, frame) if stamp == todo[0] or before is None else before
-            out.setdefault(shown, _upright(picture))
-            todo.pop(0)
-        before = (stamp, frame)
+            take(*((stamp, frame) if stamp == todo[0] or before is None else before))
         if not todo:
-            return bad
+            return
+        before = (stamp, frame)
     if before is None and strict:
         raise _Overshoot
-    if before is not None:
-        out.setdefault(before[0], _upright(before[1]))
-    return bad
-
-
-@contextmanager
-def _open(source: bytes | Path) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream."""
-    if isinstance(source, bytes) and not source:
-        raise MediaError("empty", "no bytes")
-    if isinstance(source, Path):
-        if not source.is_file():
-            raise MediaError("missing", f"no file {source}")
-        if source.stat().st_size == 0:
-            raise MediaError("empty", "no bytes")
-    try:
-        container = av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source), metadata_errors="ignore")
-    except (av.error.FFmpegError, ValueError) as error:
-        head = source[:12] if isinstance(source, bytes) else source.open("rb").read(12)
-        if head[4:8] == b"ftyp":  # an MP4 whose index, often its last part, is gone
-            raise MediaError("truncated", f"an MP4 file without its index: {error}") from error
-        raise MediaError("not_media", f"not a video: begins with {head!r}") from error
-    with container:
-        if not container.streams.video:
-            raise MediaError("no_video", "the file has no video stream")
-        stream = container.streams.video[0]
-        if stream.codec_context is None:
-            raise MediaError("not_media", "no decoder for its video stream")
-        check_size(stream.codec_context.width, stream.codec_context.height)
-        stream.codec_context.thread_count = 1  # errors then belong to the packet that raised them
-        try:
-            yield container, stream
-        except MediaError:
-            raise
-        except (av.error.FFmpegError, ValueError) as error:  # a seek, or a pixel format that cannot be converted
-            raise MediaError("broken", f"does not decode: {error}") from error
-
-
-def _packets(container: Any, stream: Any) -> Iterator[Any]:
-    """Packets to the end of the stream or to where the file is cut, and then the one that empties the decoder."""
-    try:
-        yield from container.demux(stream)
-    except (av.error.FFmpegError, EOFError):
-        yield av.Packet()
-
-
-def _decode(container: Any, stream: Any, *, counted: bool) -> Iterator[tuple[int, Any]]:
-    """(stamp, frame) in order of presentation, and (0, None) for each packet that does not decode."""
-    number = 0
-    for packet in _packets(container, stream):
-        try:
-            frames = stream.codec_context.decode(packet if packet.size else None)
-        except (av.error.FFmpegError, EOFError) as error:
-            if not isinstance(error, EOFError):
-                yield 0, None
-            continue
-        for frame in frames:
-            if counted:
-                yield number, frame
-                number += 1
-            elif frame.pts is not None:
-                yield frame.pts, frame
-
-
-def _timeline(source: bytes | Path) -> _Timeline:
-    """Time stamps of all frames from the packets alone, without decoding; by decoding where packets have none."""
-    with _open(source) as (container, stream):
-        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-        stamps: dict[int, int] = {}
-        keys, discarded, counted = [], 0, False
-        for packet in _packets(container, stream):
-            if not packet.size:
-                continue
-            if packet.pts is None:
-                counted = True
-                break
-            if packet.is_discard:
-                discarded += 1
-            else:
-                stamps[packet.pts] = packet.duration or 0
-            if packet.is_keyframe:
-                keys.append(packet.pts)
-        tick = stream.time_base
-    if counted:
-        with _open(source) as (container, stream):
-            total = sum(frame is not None for _, frame in _decode(container, stream, counted=True))
-        stamps, keys, tick = dict.fromkeys(range(total), 1), [], 1 / Fraction(rate)
-    if not stamps:
-        raise MediaError("broken", "the video stream has no frames")
-    order = sorted(stamps)
-    last = stamps[order[-1]] or round(1 / (rate * tick))
-    return _Timeline(order, sorted(keys), Fraction(tick), last, discarded, counted)
-
-
-def _upright(frame: Any) -> np.ndarray:
-    """RGB [H, W, 3], turned by the display matrix (PyAV gives degrees counter-clockwise)."""
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), k=round(frame.rotation / 90)))
+    while before is not None and todo:
+        take(*before)

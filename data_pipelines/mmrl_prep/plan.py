@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from mmrl.media import content_hash
 from mmrl.shards.writer import dumps
+from mmrl_prep.answers import move, upright
+from mmrl_prep.mappings import RowError
+from mmrl_prep.places import Medium
+from mmrl_prep.puzzles import PUZZLES
 from mmrl_prep.rng import rank
-from mmrl_prep.scan import Facts
-from mmrl_prep.sources import Medium, Question, Rejected
+from mmrl_prep.scan import Facts, Scan
+from mmrl_prep.sources import Question, Rejected
 
 SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sample to be made. A puzzle has one medium, and a `time` in seconds where that is a clip."""
+    """One sample to be made. A puzzle has one medium, and a `time` in seconds where it shows one frame of a clip."""
 
     key: str
     source: str  # the group of pictures that count as one in the split
@@ -33,18 +36,21 @@ class Plan:
     rejected: list[Rejected] = field(default_factory=list)
     duplicates: int = 0  # inputs that are there already
     sources: dict[str, int] = field(default_factory=dict)  # groups of each split
+    inputs: int = 0  # that can be used
 
 
-def plan_puzzles(
-    task: str, media: Sequence[Medium], facts: Mapping[Path, Facts], *, per_image: int, heldout: float, seed: int
-) -> Plan:
-    """`per_image` puzzles from every picture and every chosen frame of a clip; byte-identical files count once."""
+def plan_puzzles(task: str, media: Sequence[Medium], facts: Scan, *, per_image: int, heldout: float, seed: int) -> Plan:
+    """`per_image` puzzles from every picture and every chosen frame of a clip, or from every clip where the puzzle is
+    made of whole clips; byte-identical files count once."""
     plan = Plan()
     used: dict[str, tuple[Medium, Facts]] = {}
+    whole_clips = PUZZLES[task].needs == "video"
     for medium in media:
-        fact = facts[medium.path]
+        fact = facts[medium]
         problem = (fact.code, fact.message)
-        if not fact.code and (fact.info.get("flat") or (medium.kind == "video" and not fact.times)):
+        if not fact.code and whole_clips and medium.kind == "image":
+            problem = ("not_a_clip", f"the puzzle {task} is made of clips")
+        elif not fact.code and (fact.info.get("flat") or (medium.kind == "video" and not fact.times)):
             problem = ("blank", "nearly one colour: there is nothing to puzzle with")
         if problem[0]:
             plan.rejected.append(Rejected(problem[0], medium.file, medium.row, problem[1]))
@@ -55,7 +61,7 @@ def plan_puzzles(
     groups = group([[fact] for _, fact in used.values()])
     jobs = []
     for medium, fact in used.values():
-        for time in fact.times if medium.kind == "video" else (None,):
+        for time in fact.times if medium.kind == "video" and not whole_clips else (None,):
             stamp = "" if time is None else f"-t{round(time * 1000):07d}"
             for number in range(per_image):
                 key = f"{task}-{fact.hash[:20]}{stamp}-{number:03d}"
@@ -64,21 +70,25 @@ def plan_puzzles(
     return plan
 
 
-def plan_questions(
-    task: str, questions: Sequence[Question], facts: Mapping[Path, Facts], *, heldout: float, seed: int
-) -> Plan:
+def plan_questions(questions: Sequence[Question], facts: Scan, *, heldout: float, seed: int) -> Plan:
     """One sample from every row whose media are good; equal rows count once."""
     plan = Plan()
     good: dict[str, tuple[Question, list[Facts]]] = {}
     for question in questions:
-        seen = [facts[m.path] for m in question.media]
+        seen = [facts[m] for m in question.media]
         bad = next(((m, f) for m, f in zip(question.media, seen, strict=True) if f.code), None)
         if bad:
             plan.rejected.append(Rejected(bad[1].code, bad[0].file, question.row, bad[1].message))
             continue
+        try:
+            question = placed(question, seen)
+        except RowError as error:
+            plan.rejected.append(Rejected(error.code, question.file, question.row, str(error)))
+            continue
         # a changed picture or wording is another sample; the row's place in the file is not part of it
-        identity = [question.text, question.options, question.answer, question.id, [f.hash for f in seen]]
-        key = f"{task}-{content_hash(dumps(identity))[:20]}"
+        answer = question.answer
+        identity = [question.text, answer.options, answer.value, question.id, [f.hash for f in seen]]
+        key = f"{question.task}-{content_hash(dumps(identity))[:20]}"
         if key in good:
             plan.duplicates += 1
         else:
@@ -90,6 +100,27 @@ def plan_questions(
     ]
     split(plan, jobs, heldout, seed)
     return plan
+
+
+def placed(question: Question, seen: Sequence[Facts]) -> Question:
+    """The question with its boxes and points in pixels of its first picture as it is stored. Raises RowError."""
+    boxes = question.meta.get("boxes")
+    if question.answer.kind not in ("box", "boxes", "point") and not boxes:
+        return question
+    number = next((n for n, m in enumerate(question.media) if m.kind == "image"), None)
+    if number is None:
+        raise RowError("bad_box", "answer", "boxes need a picture; this row has clips only")
+    fact = seen[number]
+    stored = fact.info.get("stored") or (fact.width, fact.height)
+    size, orientation = (int(stored[0]), int(stored[1])), int(fact.info.get("orientation", 1))
+    meta = question.meta
+    if boxes:
+        try:
+            moved = [move([float(v) for v in box], question.frame, size, orientation) for box in boxes]
+        except (TypeError, ValueError) as error:
+            raise RowError("bad_box", "boxes", str(error)) from error
+        meta = {**meta, "boxes": moved}
+    return replace(question, answer=upright(question.answer, question.frame, size, orientation), meta=meta)
 
 
 def split(plan: Plan, jobs: Sequence[Job], heldout: float, seed: int) -> None:

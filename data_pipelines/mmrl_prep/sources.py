@@ -1,47 +1,58 @@
-"""Sources: folders, single files and JSONL lists become media and questions in an order that never changes."""
+"""Sources become media and questions in an order that never changes.
+
+A source is a folder of pictures and clips, a single one, a shard set of ours, or a table (see `mmrl_prep.tables`).
+"""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmrl.types import MediaKind
-from mmrl_prep.puzzles.puzzle import letter
+from mmrl.shards import ShardSet
+from mmrl.shards.record import MANIFEST
+from mmrl.types import Answer, MediaKind
+from mmrl_prep.answers import Frame, frame_of, typed
+from mmrl_prep.mappings import PLAIN, RowError, RowMap, load_mapping, plain
+from mmrl_prep.places import Medium, PrepError, place, walk
+from mmrl_prep.rng import generator
+from mmrl_prep.tables import Row, kind_of, rows, table_files
 
-IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm", ".pgm", ".mpo", ".jp2"}
-VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".h264"}
+__all__ = ["Medium", "PrepError", "Question", "Rejected", "list_media", "list_questions"]
+
+DEPTH = (".depth.png", ".depth.npy")
 FIELDS: dict[str, MediaKind] = {"image": "image", "images": "image", "video": "video", "videos": "video"}
-
-
-class PrepError(ValueError):
-    """A build that cannot go on; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """A picture or clip on disk. `file` is its name below the source that it was found in."""
-
-    path: Path
-    kind: MediaKind
-    file: str
-    row: int | None = None  # of the JSONL that names it, from 1
+TASKS = {  # of an answer whose row names none
+    "choice": "mcq",
+    "choices": "multi",
+    "number": "number",
+    "text": "text",
+    "box": "grounding",
+    "boxes": "grounding_all",
+    "point": "pointing",
+    "span": "temporal_grounding",
+    "order": "ordering",
+    "rotation": "rotation_angle",
+    "tests": "transcription",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A multiple-choice question of a JSONL row; `answer` is a letter."""
+    """A question of a table's row. Boxes of `answer` are as the row writes them, in `frame`, until media are known."""
 
     media: tuple[Medium, ...]
     text: str
-    options: tuple[str, ...]
-    answer: str
+    answer: Answer
     id: str
     file: str
     row: int
+    task: str = "mcq"
+    frame: Frame = field(default_factory=Frame)
+    inline: bool = False  # <image> and <video> in the text say where the media stand
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,127 +65,179 @@ class Rejected:
     message: str
 
 
-class _RowError(ValueError):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+def list_media(
+    sources: Sequence[Path], mapping: RowMap = plain, *, root: Path | None = None, animated: bool = False
+) -> tuple[list[Medium], list[Rejected], int]:
+    """Pictures and clips of all sources; inputs rejected; number of files ignored because they are neither.
 
-
-def list_media(sources: Sequence[Path]) -> tuple[list[Medium], list[Rejected], int]:
-    """Pictures and clips of all sources; inputs rejected; number of files ignored because they are neither."""
+    root: where relative paths of rows begin, instead of the folder of their table. animated: GIF files with several
+    frames are clips.
+    """
     media: list[Medium] = []
     rejected: list[Rejected] = []
     ignored = 0
     for source in sources:
-        if source.is_dir():
-            for path in _walk(source):
-                kind = _kind(path)
+        if (source / MANIFEST).is_file() or _splits(source):
+            media += _shard_media(source)
+        elif files := table_files(source):
+            for file in files:
+                for row in rows(file):
+                    try:
+                        media += _media(_mapped(row, mapping, 0, file), file, row.number, root)
+                    except RowError as error:
+                        rejected.append(Rejected(error.code, file.name, row.number, str(error)))
+        elif source.is_dir():
+            for path in walk(source):
+                kind = kind_of(path.name)
                 if kind is None:
                     ignored += 1
                 else:
-                    media.append(Medium(path, kind, path.relative_to(source).as_posix()))
-        elif source.suffix == ".jsonl" and source.is_file():
-            for number, row in _rows(source):
-                try:
-                    media += _media(row, source, number)
-                except _RowError as error:
-                    rejected.append(Rejected(error.code, source.name, number, str(error)))
-        elif source.is_file() and (kind := _kind(source)):
+                    if path.name.endswith(DEPTH):  # belongs to the picture beside it
+                        continue
+                    media.append(Medium(path, kind, path.relative_to(source).as_posix(), options=_beside(path)))
+        elif source.is_file() and (kind := kind_of(source.name)):
             media.append(Medium(source, kind, source.name))
         else:
-            raise PrepError(f"source {source}: neither a folder, a .jsonl file, a picture nor a clip")
-    return media, rejected, ignored
+            raise PrepError(f"source {source}: neither a folder, a table, a shard set, a picture nor a clip")
+    return ([_as_clip(m) for m in media] if animated else media), rejected, ignored
 
 
-def list_questions(sources: Sequence[Path]) -> tuple[list[Question], list[Rejected]]:
-    """Multiple-choice questions of JSONL files: `question`, `options`, `answer` and `image(s)` or `video(s)`."""
+def list_questions(
+    sources: Sequence[Path], mapping: RowMap = plain, *, seed: int = 0, root: Path | None = None, task: str = ""
+) -> tuple[list[Question], list[Rejected]]:
+    """Questions of tables. `task` mcq wants options; an empty one takes what each row's answer is.
+
+    Rows that cannot be used are rejected with the field that is wrong.
+    """
     questions: list[Question] = []
     rejected: list[Rejected] = []
     for source in sources:
-        if source.suffix != ".jsonl" or not source.is_file():
+        files = table_files(source)
+        if not files:
             raise PrepError(
-                f"source {source}: the task mcq reads .jsonl files with question, options, answer and image"
+                f"source {source}: questions are read from tables: .jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar, "
+                "or a folder of parquet, arrow or tar files"
             )
-        for number, row in _rows(source):
-            try:
-                questions.append(_question(row, source, number))
-            except _RowError as error:
-                rejected.append(Rejected(error.code, source.name, number, str(error)))
+        for file in files:
+            for row in rows(file):
+                try:
+                    questions.append(_question(_mapped(row, mapping, seed, file), file, row.number, root, task))
+                except RowError as error:
+                    rejected.append(Rejected(error.code, file.name, row.number, str(error)))
     return questions, rejected
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        yield from (Path(root) / f for f in sorted(files) if not f.startswith("."))
+def _mapped(row: Row, mapping: RowMap, seed: int, file: Path) -> dict[str, Any]:
+    if row.problem:
+        raise RowError("bad_json" if "JSON" in row.problem else "bad_row", "", row.problem)
+    # what a row draws depends on the row, not on where its file lies
+    words = json.dumps(row.values, sort_keys=True, default=lambda m: getattr(m, "file", str(m)))
+    try:
+        return mapping(row.values, generator(seed, f"row/{words}"))
+    except RowError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RowError("bad_row", "", f"does not fit the mapping: {type(error).__name__}: {error}") from error
 
 
-def _kind(path: Path) -> MediaKind | None:
-    suffix = path.suffix.lower()
-    return "image" if suffix in IMAGES else "video" if suffix in VIDEOS else None
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Numbered rows of a JSONL file; a row that is no JSON object comes as the error that says so."""
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
+def _media(row: Mapping[str, Any], source: Path, number: int, root: Path | None) -> list[Medium]:
+    """Media of a row in the order in which it names them; paths are relative to the table's folder, or to `root`."""
+    found: list[Medium] = []
+    named = [(k, v) for k, v in row.items() if k in FIELDS] + [(k, p) for k, p in row.get("media") or []]
+    own = dict(row.get("puzzle") or {})
+    if row.get("depth"):
+        own["depth"] = str((root or source.parent) / str(row["depth"]))
+    options = tuple(sorted(own.items()))
+    for name, value in named:
+        if value is None or value == "":
             continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # bad UTF-8 as well
-            yield number, _RowError("bad_json", f"not JSON: {error}")
-            continue
-        yield number, row if isinstance(row, dict) else _RowError("bad_json", "a row is a JSON object")
-
-
-def _media(row: Any, source: Path, number: int) -> list[Medium]:
-    """Media of a row in the order in which it names them; paths are relative to the JSONL's folder."""
-    if isinstance(row, _RowError):
-        raise row
-    found = []
-    for name, value in row.items():
-        if name not in FIELDS or value is None:
-            continue
-        for path in value if isinstance(value, list) else [value]:
-            if not isinstance(path, str) or not path:
-                raise _RowError("no_media", f"{name}: a path or a list of paths, not {path!r}")
-            found.append(Medium(source.parent / path, FIELDS[name], path, number))
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Medium):
+                kind = FIELDS[name] if item.cell and kind_of(item.file) is None and "video" in name else item.kind
+                found.append(replace(item, kind=kind, options=options))
+                continue
+            if not isinstance(item, str) or not item:
+                raise RowError("no_media", name, f"a path or a list of paths, not {item!r}")
+            path = place(item) if "://" in item else (root or source.parent) / item
+            found.append(Medium(path, FIELDS[name], item, number, options=options))
     if not found:
-        raise _RowError("no_media", f"none of the fields {', '.join(FIELDS)} names a file")
+        raise RowError("no_media", "", f"none of the fields {', '.join(FIELDS)} names a file")
     return found
 
 
-def _question(row: Any, source: Path, number: int) -> Question:
-    media = _media(row, source, number)
+def _question(row: Mapping[str, Any], source: Path, number: int, root: Path | None, task: str) -> Question:
     text, options = row.get("question"), row.get("options")
+    media = _media(row, source, number, root)
     if not isinstance(text, str) or not text.strip():
-        raise _RowError("missing_field", "question: a text is needed")
-    if not isinstance(options, list) or not 2 <= len(options) <= 26:
-        raise _RowError("bad_options", "options: a list of 2 to 26 texts is needed")
-    texts = tuple(str(o).strip() for o in options)
-    if len(set(texts)) < len(texts) or not all(texts):
-        raise _RowError("bad_options", f"options: two are equal or one is empty: {list(texts)}")
+        raise RowError("missing_field", "question", "a text is needed")
+    if task == "mcq" and not options:
+        raise RowError("bad_options", "options", "a list of 2 to 26 texts is needed")
+    answer = typed(row, clip=any(m.kind == "video" for m in media))
+    inline = bool(row.get("_placeholders")) and any(t in text for t in ("<image>", "<video>"))
+    if inline:
+        marks, kinds = list(_marks(text)), [m.kind for m in media]
+        if marks != kinds:
+            raise RowError("placeholders", "question", f"its placeholders stand for {marks}, its media are {kinds}")
+    kept = {k: _plain_value(v) for k, v in row.items() if k not in PLAIN and not k.startswith("_")}
+    if row.get("_boxes"):
+        kept["boxes"] = row["_boxes"]
     return Question(
         media=tuple(media),
         text=text.strip(),
-        options=texts,
-        answer=_answer(row.get("answer"), texts),
-        id=str(row.get("id", "")),
+        answer=answer,
+        id=str(row.get("id") or row.get("_key") or ""),
         file=source.name,
         row=number,
+        task=str(row.get("task") or (task if task else TASKS[answer.kind])),
+        frame=frame_of(row),
+        inline=inline,
+        meta=kept,
     )
 
 
-def _answer(answer: Any, options: tuple[str, ...]) -> str:
-    """The letter of the right option, given as a letter or as the option's text."""
-    if answer is None:
-        raise _RowError("missing_field", "answer: a letter or the text of an option is needed")
-    said = str(answer).strip()
-    letters = [letter(n) for n in range(len(options))]
-    readings = {letters[options.index(said)]} if said in options else set()
-    if said in letters:
-        readings.add(said)
-    if len(readings) != 1:
-        problem = "is an option's text and another one's letter" if readings else "is no letter and no option"
-        raise _RowError("ambiguous_answer" if readings else "bad_answer", f"answer: {said!r} {problem}")
-    return readings.pop()
+def _marks(text: str) -> Iterator[MediaKind]:
+    for piece in text.split("<")[1:]:
+        if piece.startswith("image>"):
+            yield "image"
+        elif piece.startswith("video>"):
+            yield "video"
+
+
+def _plain_value(value: Any) -> Any:
+    """A value that JSON can hold."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return value.file if isinstance(value, Medium) else str(value)
+    return value
+
+
+def _splits(source: Path) -> list[Path]:
+    return [source / n for n in ("train", "heldout") if (source / n / MANIFEST).is_file()]
+
+
+def _shard_media(source: Path) -> list[Medium]:
+    """The media of shards that are there, by reference, each content once."""
+    folders = [source] if (source / MANIFEST).is_file() else _splits(source)
+    found: dict[str, Medium] = {}
+    for sample in ShardSet.open(folders):
+        for ref in sample.media:
+            name = f"{sample.key}.{ref.name}"
+            assert ref.size is not None
+            found.setdefault(ref.hash, Medium(Path(ref.path), ref.kind, name, None, (ref.offset, ref.size)))
+    return list(found.values())
+
+
+def _beside(path: Path) -> tuple[tuple[str, Any], ...]:
+    """The depth map of a picture, where a file NAME.depth.png or NAME.depth.npy stands beside it."""
+    found = [path.with_name(path.stem + ending) for ending in DEPTH]
+    return tuple(("depth", str(p)) for p in found if p.is_file())[:1]
+
+
+def _as_clip(medium: Medium) -> Medium:
+    return replace(medium, kind="video") if medium.file.lower().endswith(".gif") else medium
+
+
+def mapping_of(name: str | None) -> RowMap:
+    """The mapping of that name; without a name, columns are plain."""
+    return load_mapping(name) if name else plain

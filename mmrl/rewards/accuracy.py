@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mmrl.registry import register
 from mmrl.rewards.extract import Status, extract
+from mmrl.rewards.unit_tests import share_passed
 from mmrl.types import Answer, Trajectory
 
 
@@ -28,15 +29,20 @@ def accuracy(trajectory: Trajectory, *, iou: float | None = 0.5, tolerance: floa
 
 
 def compare(value: object, answer: Answer, *, tolerance: float = 1e-6) -> float:
-    """How right a read value is, from 0 to 1: IoU for boxes and spans, 0 or 1 for all else.
+    """How right a read value is, from 0 to 1: IoU for boxes and spans, the share of unit tests that a transcription
+    passes, 0 or 1 for all else.
 
-    A choice compares letters; text compares without case, punctuation at the ends and repeated spaces, with any of
-    the accepted texts; a rotation compares modulo 360; an order must be the whole order; a point must lie in the box
-    that is given as the right answer, or equal the point.
+    A choice compares letters; choices are right as a whole set; text compares without case, punctuation at the ends
+    and repeated spaces, with any of the accepted texts; a rotation compares modulo 360; an order must be the whole
+    order; a point must lie in the box that is given as the right answer, or equal the point.
     """
     right = answer.value
     if answer.kind == "choice":
         return float(str(value).upper() == str(right).strip().upper())
+    if answer.kind == "choices":
+        return float(isinstance(value, list) and sorted(map(str, value)) == sorted(map(str, right)))
+    if answer.kind == "tests":
+        return share_passed(right, str(value))
     if answer.kind == "text":
         accepted = right if isinstance(right, list | tuple) else [right]
         return float(plain(str(value)) in {plain(str(a)) for a in accepted})

@@ -62,10 +62,12 @@ def read(text: str, answer: Answer) -> tuple[Status, Any]:
         return Status.UNPARSED, None
     if answer.kind == "choice":
         return read_choice(text, answer.options or _letters_up_to(str(answer.value)))
+    if answer.kind == "choices":
+        return read_choices(text, answer.options)
     if answer.kind in ("number", "rotation"):
         value = read_number(text.removesuffix("°").removesuffix("degrees") if answer.kind == "rotation" else text)
         return (Status.OK, value) if value is not None else (Status.UNPARSED, None)
-    if answer.kind == "text":
+    if answer.kind in ("text", "tests"):
         return Status.OK, text.strip()
     numbers = _numbers(text)
     if answer.kind == "order":
@@ -118,6 +120,17 @@ def read_choice(text: str, options: Sequence[str]) -> tuple[Status, str | None]:
         return Status.OK, letters[inside[0]]
     named = set(re.findall(rf"(?<!\w)[{letters}](?!\w)", kept))
     return (Status.AMBIGUOUS if len(inside) > 1 or len(named) > 1 else Status.UNPARSED), None
+
+
+def read_choices(text: str, options: Sequence[str]) -> tuple[Status, list[str] | None]:
+    """Letters of several options, separated by commas, spaces, `and` or nothing ("A, C", "AC", "(A) and (C)"), sorted
+    and each once; any other word makes it unparsed."""
+    letters = "".join(chr(ord("A") + i) for i in range(len(options)))
+    left = re.sub(r"\b(?:and|options?|answers?)\b", " ", text.strip().rstrip("."), flags=re.IGNORECASE)
+    found = re.sub(r"[\s,;&()\[\].:]+", "", left)
+    if not found or not re.fullmatch(rf"[{letters}]+|[{letters.lower()}]+", found):
+        return Status.UNPARSED, None
+    return Status.OK, sorted(set(found.upper()))
 
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d)\.)?(?:[eE][-+]?\d+)?"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from mmrl.types import Answer, MediaKind, MediaRef, Sample
+from mmrl.types import Answer, AnswerKind, MediaKind, MediaRef, Sample
+
+loads: Callable[[bytes], Any]
+try:
+    from orjson import loads
+except ImportError:  # the same values, slower: the writer refuses the integers that orjson would round
+    loads = json.loads
 
 VERSION: Literal[1] = 1
 T = TypeVar("T", bound=BaseModel)
@@ -41,7 +48,7 @@ class MediaEntry(_Model):
 
 
 class AnswerEntry(_Model):
-    kind: Literal["choice", "number", "text", "box", "boxes", "point", "span", "order", "rotation"]
+    kind: AnswerKind
     value: Any
     options: list[str] = Field(default_factory=list)
 
@@ -83,16 +90,18 @@ class Record(_Model):
                     raise ValueError(f"messages.{number}.content.{place}: {problem}")
         return self
 
-    def sample(self, refs: dict[str, MediaRef]) -> Sample:
-        """The record with the given references to its members, by name."""
-        return Sample(
-            key=self.key,
-            media=tuple(refs[m.name] for m in self.media),
-            messages=tuple(self.messages),
-            answer=Answer(self.answer.kind, self.answer.value, tuple(self.answer.options)),
-            task=self.task,
-            meta=self.meta,
-        )
+
+def sample_of(record: Mapping[str, Any], refs: Mapping[str, MediaRef]) -> Sample:
+    """A record that was checked when it was written, with the given references to its media, by member name."""
+    answer = record["answer"]
+    return Sample(
+        key=record["key"],
+        media=tuple([refs[m["name"]] for m in record["media"]]),
+        messages=tuple(record["messages"]),
+        answer=Answer(answer["kind"], answer["value"], tuple(answer["options"])),
+        task=record["task"],
+        meta=record["meta"],
+    )
 
 
 class IndexEntry(_Model):
@@ -158,6 +167,13 @@ def _problem(kind: str, value: Any, options: Sequence[str]) -> str:
     if kind == "choice":
         letters = [chr(ord("A") + n) for n in range(len(options))]
         return "" if value in letters else f"is one of the letters {', '.join(letters) or '(it has no options)'}"
+    if kind == "choices":
+        letters = [chr(ord("A") + n) for n in range(len(options))]
+        fits = isinstance(value, list) and value and value == sorted(set(value)) and set(value) <= set(letters)
+        return "" if fits else f"is a sorted list of some of the letters {', '.join(letters) or '(it has no options)'}"
+    if kind == "tests":
+        fits = isinstance(value, list) and value and all(isinstance(t, dict) and "type" in t for t in value)
+        return "" if fits else "is a list of unit tests, each an object with a type"
     if kind == "number":
         return "" if _is_number(value) else "is a number"
     if kind == "rotation":

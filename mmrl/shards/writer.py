@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from mmrl.shards.record import (
     parse,
 )
 from mmrl.shards.tar import END, header, padding
+
+# more digits than a 64-bit integer may have: worth a look at the value itself
+_LONG = re.compile(rb"\d{19}")
 
 
 def dumps(value: Any) -> bytes:
@@ -81,9 +85,12 @@ class ShardFile:
             medium.hash = content_hash(members[medium.name])
         if checked.key in self._keys:
             raise ShardError(f"{where}: the key is already in this shard")
-        self._keys.add(checked.key)
         places = {}
-        for name, data in {"json": dumps(checked.model_dump()), **dict(sorted(members.items()))}.items():
+        line = dumps(checked.model_dump())
+        if _LONG.search(line) and _wide(json.loads(line)):
+            raise ShardError(f"{where}: an integer beyond 64 bits, which JSON readers round: write it as text")
+        self._keys.add(checked.key)
+        for name, data in {"json": line, **dict(sorted(members.items()))}.items():
             self._file.write(header(f"{checked.key}.{name}", len(data)))
             places[name] = (self._file.tell(), len(data), content_hash(data))
             self._file.write(data + padding(len(data)))
@@ -108,16 +115,28 @@ class ShardFile:
         self._temp.unlink(missing_ok=True)
 
 
+def _wide(value: Any) -> bool:
+    """Whether an integer beyond 64 bits stands in a JSON value."""
+    if isinstance(value, dict | list):
+        return any(map(_wide, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
+
+
 def summary(index: ShardIndex) -> ShardSummary:
     """A shard as the manifest lists it."""
     tasks = Counter(s.task for s in index.samples)
     return ShardSummary(tar=index.tar, size=index.size, tasks=dict(sorted(tasks.items())))
 
 
+def manifest_of(shards: Sequence[ShardSummary], info: Mapping[str, Any] | None = None) -> bytes:
+    """The bytes of `dataset.json`."""
+    manifest = Manifest(shards=list(shards), info=dict(info or {}))
+    return json.dumps(manifest.model_dump(), indent=1, sort_keys=True).encode() + b"\n"
+
+
 def write_manifest(out: Path, shards: Sequence[ShardSummary], info: Mapping[str, Any] | None = None) -> None:
     """Say that the set is complete: write `dataset.json`."""
-    manifest = Manifest(shards=list(shards), info=dict(info or {}))
-    atomic_write(out / MANIFEST, json.dumps(manifest.model_dump(), indent=1, sort_keys=True).encode() + b"\n")
+    atomic_write(out / MANIFEST, manifest_of(shards, info))
 
 
 class ShardWriter:

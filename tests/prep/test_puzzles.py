@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmrl_prep.puzzles import PUZZLES, Puzzle
+from mmrl_prep.puzzles import PUZZLES, Puzzle, PuzzleOptions
 from mmrl_prep.puzzles.puzzle import crop, cut, difference, quadrants, spread
 from mmrl_prep.rng import generator
 
 from .conftest import scene
 
+SQUARES = ("rotation", "jigsaw", "patchfit")  # square crops, four options; the other makers have tests of their own
 SIZES = st.sampled_from([16, 33, 64, 130])
 
 
@@ -45,7 +47,7 @@ def solve(name: str, picture: Image.Image, puzzle: Puzzle, size: int) -> str:
     return "ABCD"[int(np.argmin(errors))]
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", SQUARES)
 @settings(max_examples=40, deadline=None)
 @given(number=st.integers(0, 10**6), size=SIZES, shape=st.sampled_from([(96, 72), (40, 200), (25, 25)]))
 def test_the_answer_solves_it(name: str, number: int, size: int, shape: tuple[int, int]) -> None:
@@ -55,11 +57,12 @@ def test_the_answer_solves_it(name: str, number: int, size: int, shape: tuple[in
     assert len(set(puzzle.answer.options)) == 4
     assert all(i.mode == "RGB" and i.size == (size - size % 2 * (name != "rotation"),) * 2 for i in puzzle.images)
     assert solve(name, picture, puzzle, size) == puzzle.answer.value
+    assert PUZZLES[name].check(puzzle, picture, 0.0)
     lines = puzzle.question.split("\n")
     assert lines[1:] == [f"{'ABCD'[n]}) {o}" for n, o in enumerate(puzzle.answer.options)]
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", SQUARES)
 def test_same_key_same_puzzle_other_key_other_puzzle(name: str) -> None:
     picture = scene(1)
     one, two, other = (PUZZLES[name](picture, generator(5, key), 64) for key in ("a", "a", "b"))
@@ -68,9 +71,23 @@ def test_same_key_same_puzzle_other_key_other_puzzle(name: str) -> None:
     assert [i.tobytes() for i in one.images] == [i.tobytes() for i in two.images]
     assert [i.tobytes() for i in one.images] != [i.tobytes() for i in other.images]
     assert PUZZLES[name](picture, generator(6, "a"), 64).meta != one.meta
+    assert PUZZLES[name].make(picture, generator(5, "a"), PuzzleOptions(size=64)).images == one.images
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", SQUARES)
+def test_a_wrong_answer_is_not_proved(name: str) -> None:
+    picture = scene(1)
+    puzzle = PUZZLES[name](picture, generator(5, "a"), 64)
+    letters = [chr(65 + n) for n in range(len(puzzle.answer.options))]
+    proved = [
+        PUZZLES[name].check(replace(puzzle, answer=replace(puzzle.answer, value=v)), picture, 8.0) for v in letters
+    ]
+    assert [v for v, ok in zip(letters, proved, strict=True) if ok] == [puzzle.answer.value]
+    other = PUZZLES[name](scene(2), generator(5, "a"), 64)
+    assert not PUZZLES[name].check(replace(puzzle, images=other.images), picture, 8.0)
+
+
+@pytest.mark.parametrize("name", SQUARES)
 def test_letters_are_even_and_no_letter_goes_with_a_truth(name: str) -> None:
     picture = scene(2, 40, 40)
     made = [PUZZLES[name](picture, generator(0, str(n)), 16) for n in range(600)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,38 +14,13 @@ import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from mmrl.media import content_hash, image_ref, load_image, read_bytes
+from mmrl.media import content_hash, load_image, read_bytes
 from mmrl.shards import Record, ShardError, ShardSet, ShardWriter, verify
 from mmrl.shards.record import parse
 from mmrl.types import Answer
 
-
-def picture(shade: int) -> bytes:
-    data = image_ref("x", Image.new("RGB", (40, 30), (shade % 256, 0, 0))).data
-    assert data is not None
-    return data
-
-
-def record(number: int, task: str = "mcq") -> dict[str, Any]:
-    return {
-        "key": f"{task}-{number:04d}",
-        "task": task,
-        "media": [{"id": "img_1", "kind": "image", "name": "000.png", "width": 40, "height": 30}],
-        "messages": [
-            {"role": "user", "content": [{"type": "image", "id": "img_1"}, {"type": "text", "text": f"what? {number}"}]}
-        ],
-        "answer": {"kind": "choice", "value": "B", "options": ["1", "2", "3", "4"]},
-        "meta": {"number": number, "umlaut": "ä"},
-    }
-
-
-def fill(out: Path, count: int = 10, task: str = "mcq", **limits: int) -> Path:
-    with ShardWriter(out, **limits) as writer:
-        for n in range(count):
-            writer.write(record(n, task), {"000.png": picture(n)})
-    return out
+from .shard_sets import fill, picture, record
 
 
 def test_round_trip_by_number_and_reference(tmp_path: Path) -> None:
@@ -153,6 +130,50 @@ def test_writer_refuses_what_readers_could_not_read(tmp_path: Path) -> None:
     assert ShardSet.open(tmp_path).keys == ["mcq-0001", "mcq-0002"]
     with pytest.raises(ShardError, match="already holds"):
         ShardWriter(tmp_path)
+
+
+def test_integers_that_readers_would_round_are_refused(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path) as writer:
+        with pytest.raises(ShardError, match=r"mcq-0000.*64 bits"):
+            writer.write({**record(0), "meta": {"seeds": [2**64]}}, {"000.png": picture(0)})
+        writer.write({**record(1), "meta": {"seeds": [2**64 - 1, -(2**63), 0.1 + 0.2]}}, {"000.png": picture(0)})
+    (sample,) = ShardSet.open(tmp_path)
+    assert sample.meta == {"seeds": [2**64 - 1, -(2**63), 0.1 + 0.2]}
+
+
+def test_a_rebuilt_set_is_read_anew_and_a_set_can_be_sent(tmp_path: Path) -> None:
+    old = ShardSet.open(fill(tmp_path / "a", 4, max_samples=2))
+    assert [s.key for s in pickle.loads(pickle.dumps(old))] == [s.key for s in old]
+    shutil.rmtree(tmp_path / "a")
+    fill(tmp_path / "a", 4, "mca", max_samples=2)
+    new = ShardSet.open(tmp_path / "a")
+    assert [s.key for s in new] == [f"mca-{n:04d}" for n in range(4)]
+    assert [read_bytes(s.media[0]) for s in new] == [picture(n) for n in range(4)]
+    with pytest.raises(ShardError, match="bytes changed"):
+        old[0]
+    (tmp_path / "a" / "shard-000000.tar").unlink()
+    with pytest.raises(ShardError, match=r"mca-0001.*cannot read"):
+        new[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"members": {"000.png": [0, 1, "00"]}}, "without a record"),
+        ({"members": {"json": [0, "x", "00" * 16]}}, "samples.0.members.json"),
+        ({"key": 3}, "samples.0.key"),
+    ],
+)
+def test_a_broken_index_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = fill(tmp_path, 1) / "shard-000000.idx.json"
+    index = json.loads(path.read_bytes())
+    index["samples"][0].update(change)
+    path.write_text(json.dumps(index))
+    if "key" in change:  # keys are not kept in memory
+        assert ShardSet.open(tmp_path)[0].key == "mcq-0000"
+    with pytest.raises(ShardError, match=words) as caught:
+        print(ShardSet.open(tmp_path).keys if "key" in change else ShardSet.open(tmp_path)[0])
+    assert path.name in str(caught.value)
 
 
 def test_damage_is_found_and_named(tmp_path: Path) -> None:

@@ -1,19 +1,35 @@
-"""Puzzles by name. One more: a function (picture, rng, size) -> Puzzle in a file named after it, and a line here."""
+"""Puzzles by name. One more: a file with `make` and `check`, and a line here."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
-from mmrl_prep.puzzles.jigsaw import jigsaw
-from mmrl_prep.puzzles.patchfit import patchfit
-from mmrl_prep.puzzles.puzzle import Puzzle
-from mmrl_prep.puzzles.rotation import rotation
+from mmrl_prep.puzzles import depth, grid, hard, jigsaw, patchfit, rotation, scene, video
+from mmrl_prep.puzzles.depth import DepthPicture
+from mmrl_prep.puzzles.maker import Maker, PuzzleOptions
+from mmrl_prep.puzzles.puzzle import Puzzle, Unpuzzling
 
-PUZZLES: dict[str, Callable[[Image.Image, np.random.Generator, int], Puzzle]] = {
-    "rotation": rotation,
-    "jigsaw": jigsaw,
-    "patchfit": patchfit,
+
+def _sized(
+    make: Callable[[Image.Image, np.random.Generator, int], Puzzle],
+) -> Callable[[Image.Image, np.random.Generator, PuzzleOptions], Puzzle]:
+    """A maker of which only the size can be set."""
+    return lambda picture, rng, options: make(picture, rng, options.size)
+
+
+PUZZLES: dict[str, Maker] = {
+    "rotation": Maker(_sized(rotation.rotation), "image", rotation.check),
+    "jigsaw": Maker(_sized(jigsaw.jigsaw), "image", jigsaw.check),
+    "patchfit": Maker(_sized(patchfit.patchfit), "image", patchfit.check),
+    "jigsaw_grid": Maker(grid.make, "image", grid.check),
+    "patchfit_hard": Maker(hard.make, "image", hard.check),
+    "scene": Maker(scene.make, "image", scene.check),
+    "video_jigsaw": Maker(video.video_jigsaw, "video", video.check_video),
+    "temporal_order": Maker(video.temporal_order, "video", video.check_temporal),
+    "depth_order": Maker(depth.make, "depth", depth.check),
 }
 
-__all__ = ["PUZZLES", "Puzzle"]
+__all__ = ["PUZZLES", "DepthPicture", "Maker", "Puzzle", "PuzzleOptions", "Unpuzzling"]

@@ -6,11 +6,21 @@ import numpy as np
 from PIL import Image
 
 from mmrl.types import Answer
-from mmrl_prep.puzzles.puzzle import TRIES, Puzzle, crop, cut, difference, letter, lettered, quadrants
+from mmrl_prep.puzzles.puzzle import (
+    MIN_DIFFERENCE,
+    TRIES,
+    Puzzle,
+    crop,
+    cut,
+    difference,
+    letter,
+    lettered,
+    quadrants,
+    source_crop,
+)
 
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 GRAY = (128, 128, 128)
-MIN_DIFFERENCE = 16.0  # levels by which a wrong patch must differ from the right one and from the other wrong ones
 
 
 def patchfit(picture: Image.Image, rng: np.random.Generator, size: int) -> Puzzle:
@@ -33,6 +43,21 @@ def patchfit(picture: Image.Image, rng: np.random.Generator, size: int) -> Puzzl
     answer = Answer("choice", letter(right), PLACES)
     question = lettered("Which patch of the second picture fits the gray hole?", answer.options)
     return Puzzle((holed, board), question, answer, {"hole": hole, "patch": right, "crop": list(box)})
+
+
+def undo(puzzle: Puzzle) -> Image.Image:
+    """The first picture with the chosen patch in its hole."""
+    holed, board = puzzle.images
+    places = quadrants(holed.width)
+    restored = holed.copy()
+    restored.paste(board.crop(places[ord(puzzle.answer.value) - ord("A")]), places[puzzle.meta["hole"]])
+    return restored
+
+
+def check(puzzle: Puzzle, picture: Image.Image, tolerance: float = 0.0) -> bool:
+    """Whether the chosen patch makes the hole the crop again, up to `tolerance` levels on average."""
+    original = source_crop(puzzle, picture)
+    return puzzle.answer.value == letter(puzzle.meta["patch"]) and difference(undo(puzzle), original) <= tolerance
 
 
 def _other(

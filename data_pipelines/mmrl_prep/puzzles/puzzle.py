@@ -1,4 +1,4 @@
-"""What a puzzle is, and the two things that all of them do: take a crop, and shuffle options."""
+"""What a puzzle is, and what all of them do: take a crop, tell pieces apart, and shuffle options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ from PIL import Image, ImageStat
 from mmrl.types import Answer
 
 MIN_SPREAD = 12.0  # standard deviation of gray levels under which a crop shows too little
+MIN_DIFFERENCE = 16.0  # levels by which a wrong patch must differ from the right one and from the other wrong ones
 TRIES = 20
+
+
+class Unpuzzling(ValueError):
+    """A source that allows no puzzle of the kind asked for. `code` is short and stable: "blank", "alike",
+    "too_small", "too_short", "still", "flat_depth" ..."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)  # both, so that it survives the way back from a worker process
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +34,11 @@ class Puzzle:
     """A question whose answer is known because the pictures were made from it."""
 
     images: tuple[Image.Image, ...]
-    question: str  # one sentence, then the lettered options, a line each
+    question: str  # what is asked, then the lettered options, a line each, where there are options
     answer: Answer
-    meta: Mapping[str, Any] = field(default_factory=dict)  # the truth beneath the letters
+    meta: Mapping[str, Any] = field(default_factory=dict)  # the truth beneath the letters, as plain JSON values
+    clips: tuple[bytes, ...] = ()  # encoded MP4 files; in the order of the media they come before the images
+    sizes: tuple[tuple[int, int], ...] = ()  # (width, height) in upright pixels of each clip
 
 
 def letter(place: int) -> str:
@@ -40,6 +56,11 @@ def choice(options: Sequence[str], right: int, rng: np.random.Generator) -> Answ
     return Answer("choice", letter(int(np.flatnonzero(order == right)[0])), tuple(options[n] for n in order))
 
 
+def chosen(answer: Answer) -> str:
+    """The text of the option that the stored letter names."""
+    return answer.options[ord(answer.value) - ord("A")]
+
+
 def spread(picture: Image.Image) -> float:
     """Standard deviation of the gray levels: how much there is to see."""
     return float(ImageStat.Stat(picture.convert("L")).stddev[0])
@@ -48,6 +69,13 @@ def spread(picture: Image.Image) -> float:
 def difference(a: Image.Image, b: Image.Image) -> float:
     """Mean absolute difference of two pictures of one size, in levels."""
     return float(np.abs(np.asarray(a, np.int16) - np.asarray(b, np.int16)).mean())
+
+
+def least_difference(pictures: Sequence[Image.Image]) -> float:
+    """Difference of the two most alike among pictures of one size, in levels."""
+    small = [np.asarray(p, np.int16) for p in pictures]
+    pairs = [np.abs(a - b).mean() for n, a in enumerate(small) for b in small[:n]]
+    return float(min(pairs)) if pairs else 0.0
 
 
 def random_box(picture: Image.Image, rng: np.random.Generator, size: int) -> tuple[int, int, int]:
@@ -60,6 +88,12 @@ def random_box(picture: Image.Image, rng: np.random.Generator, size: int) -> tup
 
 def cut(picture: Image.Image, x: int, y: int, side: int, size: int) -> Image.Image:
     return picture.resize((size, size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
+
+
+def source_crop(puzzle: Puzzle, picture: Image.Image) -> Image.Image:
+    """The square crop that a puzzle was made from, cut out of its source once more."""
+    x, y, side = puzzle.meta["crop"]
+    return cut(picture, x, y, side, puzzle.images[0].width)
 
 
 def crop(picture: Image.Image, rng: np.random.Generator, size: int) -> tuple[Image.Image, tuple[int, int, int]]:
