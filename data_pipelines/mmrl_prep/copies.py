@@ -13,7 +13,7 @@ from typing import Any
 from mmrl.shards import ShardSet
 from mmrl.types import MediaRef, Sample
 from mmrl_prep.places import Medium
-from mmrl_prep.rewrite import question
+from mmrl_prep.rewrite import question, stem
 from mmrl_prep.scan import Look, Scan, see
 from mmrl_prep.similar import LIMIT, Match, Print, groups, matches, print_of
 from mmrl_prep.workers import Crew
@@ -152,12 +152,12 @@ def grams(text: list[str], size: int) -> Iterator[tuple[str, ...]]:
 def _shared_words(ours: Data, theirs: Data, gram: int, min_overlap: float) -> dict[tuple[int, int], tuple[float, str]]:
     index: dict[tuple[str, ...], list[int]] = {}
     for n, sample in enumerate(ours):
-        for run in set(grams(words(question(sample)), gram)):
+        for run in set(grams(words(stem(sample)), gram)):
             index.setdefault(run, []).append(n)
     most = max(10, round(COMMON * len(ours)))
     found: dict[tuple[int, int], tuple[float, str]] = {}
     for m, sample in enumerate(theirs):
-        runs = [r for r in dict.fromkeys(grams(words(question(sample)), gram)) if r]
+        runs = [r for r in dict.fromkeys(grams(words(stem(sample)), gram)) if r]
         hits = Counter[int]()
         example: dict[int, str] = {}
         for run in runs:

@@ -105,6 +105,13 @@ def question(sample: Sample) -> str:
     return "\n".join(texts)
 
 
+def stem(sample: Sample) -> str:
+    """The words without the lettered options at their end."""
+    options = sample.answer.options
+    tail = "".join(f"\n{chr(65 + n)}) {text}" for n, text in enumerate(options))
+    return question(sample).removesuffix(tail)
+
+
 def export_parquet(data: ShardSet, out: Path, *, rows_per_file: int = 10_000) -> int:
     """Parquet files that `datasets.load_dataset("parquet")` reads: a row a sample, media as {bytes, path} as Hugging
     Face datasets keep them. Returns the number of rows. `mmrl-prep import` reads them back."""
@@ -156,9 +163,7 @@ def _features() -> dict[str, Any]:
 
 
 def _row(sample: Sample) -> dict[str, Any]:
-    words = question(sample)
     options = list(sample.answer.options)
-    tail = "".join(f"\n{chr(65 + n)}) {text}" for n, text in enumerate(options))
     value = sample.answer.value
     media: dict[str, list[dict[str, Any]]] = {"image": [], "video": []}
     for ref in sample.media:
@@ -166,7 +171,7 @@ def _row(sample: Sample) -> dict[str, Any]:
     return {
         "id": sample.key,
         "task": sample.task,
-        "question": words.removesuffix(tail) if tail else words,
+        "question": stem(sample),
         "options": options or None,
         "answer": value if isinstance(value, str) else json.dumps(value),
         "answer_kind": sample.answer.kind,

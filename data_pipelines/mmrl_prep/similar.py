@@ -17,7 +17,7 @@ import numpy as np
 from mmrl_prep.puzzles.puzzle import MIN_SPREAD
 
 BITS = 64
-LIMIT = 8  # bits of 64 by which two look-alikes may differ
+LIMIT = 10  # bits of 64 by which two look-alikes may differ
 COLOUR = 12.0  # levels by which the colours of two flat pictures may differ
 BLOCK = 4096  # fingerprints compared at a time
 

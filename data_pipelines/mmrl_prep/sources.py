@@ -112,6 +112,8 @@ def list_questions(
     questions: list[Question] = []
     rejected: list[Rejected] = []
     for source in sources:
+        if (source / MANIFEST).is_file() or _splits(source):
+            raise PrepError(f"source {source}: shards already; use mmrl-prep filter, split, augment or puzzle on them")
         files = table_files(source)
         if not files:
             raise PrepError(
@@ -143,7 +145,10 @@ def _mapped(row: Row, mapping: RowMap, seed: int, file: Path) -> dict[str, Any]:
 def _media(row: Mapping[str, Any], source: Path, number: int, root: Path | None) -> list[Medium]:
     """Media of a row in the order in which it names them; paths are relative to the table's folder, or to `root`."""
     found: list[Medium] = []
-    named = [(k, v) for k, v in row.items() if k in FIELDS] + [(k, p) for k, p in row.get("media") or []]
+    listed = row.get("media") or []
+    if not isinstance(listed, list) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in listed):
+        raise RowError("no_media", "media", "a list of [kind, path] is needed, kind being image or video")
+    named = [(k, v) for k, v in row.items() if k in FIELDS] + [(str(k), p) for k, p in listed]
     own = dict(row.get("puzzle") or {})
     if row.get("depth"):
         own["depth"] = str((root or source.parent) / str(row["depth"]))
@@ -156,7 +161,7 @@ def _media(row: Mapping[str, Any], source: Path, number: int, root: Path | None)
                 kind = FIELDS[name] if item.cell and kind_of(item.file) is None and "video" in name else item.kind
                 found.append(replace(item, kind=kind, options=options))
                 continue
-            if not isinstance(item, str) or not item:
+            if not isinstance(item, str) or not item or name not in FIELDS:
                 raise RowError("no_media", name, f"a path or a list of paths, not {item!r}")
             path = place(item) if "://" in item else (root or source.parent) / item
             found.append(Medium(path, FIELDS[name], item, number, options=options))

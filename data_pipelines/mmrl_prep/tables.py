@@ -44,16 +44,19 @@ def kind_of(name: str) -> MediaKind | None:
 def table_files(source: Path) -> list[Path]:
     """The files of a table: the file itself, or those of a folder of parquet or arrow files, or of tars, in order.
 
-    Returns an empty list for a folder of anything else.
+    Returns an empty list for a folder of anything else; one with pictures or clips in it is a folder of media.
     """
     if source.is_file():
         name = source.name.removesuffix(".gz")
         return [source] if name.endswith(TABLES) else []
     if not source.is_dir():
         return []
+    files = list(walk(source))
+    if any(kind_of(p.name) for p in files):
+        return []
     for suffix in (".arrow", ".parquet", ".tar"):
         # a Hugging Face cache keeps the results of map() beside the data
-        found = [p for p in walk(source) if p.suffix == suffix and not p.name.startswith("cache-")]
+        found = [p for p in files if p.suffix == suffix and not p.name.startswith("cache-")]
         if found:
             return found
     return []
