@@ -246,9 +246,9 @@ def arithmetic(config: RunConfig) -> str:
         f"{train.steps * trajectories:,} trajectories",
     ]
     if config.data.train:
-        from mmrl.shards import ShardSet
+        from mmrl.shards import open_data
 
-        size = len(ShardSet.open([Path(d) for d in config.data.train], config.data.tasks))
+        size = len(open_data(config.data.train, config.data.tasks, config.data.filters))
         lines.append(f"data         {size:,} samples = {train.steps * rollout.prompts / max(1, size):.2f} epochs")
     else:
         lines.append("data         none: set data.train=[FOLDER]")

@@ -85,9 +85,12 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where prompts come from."""
 
-    train: list[str] = Field(default_factory=list, description="shard folders, read as one set")
+    train: list[str] = Field(default_factory=list, description="shard folders, read as one set; or one mixture file")
     heldout: list[str] = Field(default_factory=list, description="shard folders that are only evaluated on")
     tasks: list[str] = Field(default_factory=list, description="keep only samples of these tasks (empty: all)")
+    filters: list[str] = Field(
+        default_factory=list, description="keep only samples for which these hold, such as meta.difficulty.rate < 1"
+    )
     workers: int = Field(0, ge=0, description="decoding threads")
 
 

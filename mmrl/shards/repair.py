@@ -11,15 +11,16 @@ from mmrl.media import content_hash, read_at
 from mmrl.shards.foreign import scan
 from mmrl.shards.index import read_index
 from mmrl.shards.record import MANIFEST, Manifest, Record, ShardError, parse
+from mmrl.shards.verify import check_shard
 from mmrl.shards.writer import ShardFile, summary, write_manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What came of a repair: keys kept, and keys lost with the reason. `damaged` is where the old file is now."""
+    """What came of a repair: samples kept, and keys lost with the reason. `damaged` is where the old file is now."""
 
     tar: Path
-    kept: list[str]
+    kept: int
     lost: dict[str, str]
     damaged: Path | None
 
@@ -32,13 +33,15 @@ def repair(tar: Path | str, out: Path | str | None = None) -> Repair:
         out: the new shard, a name not taken. None: in its place; the damaged file then stays beside it as
             `NAME.tar.damaged`, and `dataset.json` of the folder, if it lists the shard, is brought up to date.
 
-    Raises ShardError when no sample is whole; nothing has changed then.
+    A shard with nothing wrong stays as it is. Raises ShardError when no sample is whole; nothing has changed then.
     """
     tar = Path(tar)
     target = tar if out is None else Path(out)
     in_place = target.absolute() == tar.absolute()
     if target.exists() and not in_place:
         raise ShardError(f"{target} is already there: choose another name for what is kept of {tar}")
+    if in_place and (good := _good(tar)) is not None:
+        return Repair(tar, good, {}, None)
     lost: dict[str, str] = {}
     shard = ShardFile(target)
     try:
@@ -61,7 +64,16 @@ def repair(tar: Path | str, out: Path | str | None = None) -> Repair:
         shards = [summary(index) if s.tar == tar.name else s for s in manifest.shards]
         if shards != manifest.shards:
             write_manifest(target.parent, shards, manifest.info)
-    return Repair(target, [s.key for s in index.samples], lost, damaged)
+    return Repair(target, len(index.samples), lost, damaged)
+
+
+def _good(tar: Path) -> int | None:
+    """Number of samples of a shard with nothing wrong; None for any other."""
+    try:
+        index = read_index(tar)
+        return len(index.samples) if not any(check_shard(tar, index)) and index.size == tar.stat().st_size else None
+    except ShardError:
+        return None
 
 
 def _whole(tar: Path, lost: dict[str, str]) -> Iterator[tuple[Record, dict[str, bytes]]]:

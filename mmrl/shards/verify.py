@@ -32,7 +32,7 @@ def verify(folder: Path) -> list[str]:
             index = read_index(path)
             if summary(index) != shard or path.stat().st_size != shard.size:
                 problems.append(f"{path}: size or number of samples differs from the manifest")
-            problems += _check(path, index)
+            problems += check_shard(path, index)
         except ShardError as error:
             problems.append(str(error))
             continue
@@ -43,7 +43,8 @@ def verify(folder: Path) -> list[str]:
     return problems
 
 
-def _check(path: Path, index: ShardIndex) -> Iterator[str]:
+def check_shard(path: Path, index: ShardIndex) -> Iterator[str]:
+    """What is wrong with a tar and its index. Raises ShardError where the tar is cut or damaged."""
     found = list(members(path))
     named = [(f"{e.key}.{n}", m[0], m[1]) for e in index.samples for n, m in e.members.items()]
     # the same members in the same order: those of a sample then stand together

@@ -17,7 +17,7 @@ from mmrl.policy.checkpoint import Progress
 from mmrl.policy.load import load_policy
 from mmrl.policy.reference import Weights, copy_weights
 from mmrl.policy.shard import World
-from mmrl.shards import Loader, ShardSet, atomic_write
+from mmrl.shards import Loader, atomic_write, open_data
 from mmrl.trainers.log import METRICS, Log
 from mmrl.trainers.optim import make_optimiser
 
@@ -75,7 +75,7 @@ def start(cfg: Any, *, batch: int, resume: bool, copies: Sequence[str] = ()) -> 
     found = checkpoint.complete(out / CHECKPOINTS)
     if not resume and (found or (out / METRICS).exists()):
         raise ConfigError(f"out: {out} already holds a run: go on with --resume, or choose another folder")
-    data = ShardSet.open([Path(d) for d in cfg.data.train], cfg.data.tasks) if cfg.data.train else ()
+    data = open_data(cfg.data.train, cfg.data.tasks, cfg.data.filters) if cfg.data.train else ()
     if not len(data):
         raise ConfigError("data.train: no samples to train on: set data.train=[FOLDER], made by mmrl-prep build")
     shard.barrier()  # all have looked before the first one writes

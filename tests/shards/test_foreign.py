@@ -208,7 +208,7 @@ def test_repair_of_a_cut_shard(tmp_path: Path, indexed: bool) -> None:
         (tmp_path / "shard-000000.idx.json").unlink()
 
     result = repair(tar)
-    assert result.kept == ["mcq-0000", "mcq-0002"]
+    assert result.kept == 2
     assert "000.png: cut, changed or missing" in result.lost["mcq-0001"]
     assert "mcq-0003" in result.lost
     assert ("mcq-0004" in result.lost) == indexed
@@ -221,6 +221,11 @@ def test_repair_of_a_cut_shard(tmp_path: Path, indexed: bool) -> None:
             writer.write(record(n), {"000.png": picture(n)})
     assert tar.read_bytes() == (tmp_path / "same" / "shard-000000.tar").read_bytes()
 
+    before = tar.stat()
+    assert (repair(tar).kept, repair(tar).lost, repair(tar).damaged) == (2, {}, None)
+    assert tar.stat().st_ino == before.st_ino
+    assert result.damaged.is_file()
+
 
 def test_repair_elsewhere_and_of_nothing(tmp_path: Path) -> None:
     fill(tmp_path, 3)
@@ -228,7 +233,7 @@ def test_repair_elsewhere_and_of_nothing(tmp_path: Path) -> None:
     whole = tar.read_bytes()
     tar.write_bytes(whole[:-1024])  # every sample is there, the end marker is not
     result = repair(tar, tmp_path / "saved" / "new.tar")
-    assert (len(result.kept), result.lost, result.damaged) == (3, {}, None)
+    assert (result.kept, result.lost, result.damaged) == (3, {}, None)
     assert result.tar.read_bytes() == whole
     assert tar.read_bytes() == whole[:-1024]
     with pytest.raises(ShardError, match="already there"):
