@@ -137,15 +137,15 @@ def test_cut_pictures_are_kept_only_when_asked_for_and_marked(tmp_path: Path) ->
 
 def test_animated_pictures_are_their_first_frame_or_a_clip(tmp_path: Path) -> None:
     """Report 16."""
-    frames = [scene(n) for n in range(4)]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=[100, 300, 200, 400])
+    frames = [scene(n) for n in range(36)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=[100, 300, 200, 400] * 9)
     found, _ = ask(tmp_path, ["a.gif"])
     assert found["a.gif"].media[0].info["flags"] == ["first_frame"]
     result = build(
         tmp_path, "temporal_order", tmp_path / "clip", animated=True, heldout=0, clips=3, per_image=1, size=64
     )
     assert result.samples == {"train": 1}
-    assert probe(tmp_path / "a.gif")["frames"] == 4
+    assert probe(tmp_path / "a.gif")["frames"] == 36
 
 
 def test_probe_tells_what_a_file_really_is(tmp_path: Path) -> None:
