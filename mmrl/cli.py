@@ -226,7 +226,7 @@ def check_components(config: RunConfig) -> None:
     known = {(e.kind, e.name) for e in entries()}
     named = [("rewards", "reward", n) for n in config.rewards]
     named += [("rollout.tools", "tool", n) for n in config.rollout.tools or []]
-    named += [("rollout.engine", "engine", config.rollout.engine)]
+    named += [("rollout.engine", "engine", config.rollout.engine.name)]
     for key, kind, name in named:
         if (kind, name) not in known:
             raise ConfigError(f"{key}: no {kind} named {name!r}: {nearest(name, [n for k, n in known if k == kind])}")

@@ -94,10 +94,16 @@ class DataConfig(Section):
     workers: int = Field(0, ge=0, description="decoding threads")
 
 
+Syntax = Literal["hermes", "tool_code", "json"]
+
+
 class RolloutConfig(Section):
     """How trajectories are sampled."""
 
-    engine: str = Field("transformers", description="registered engine")
+    engine: One = Field(
+        default_factory=lambda: Component(name="transformers"),
+        description="registered engine: vllm, or {name: vllm, option: value}",
+    )
     prompts: int = Field(16, gt=0, description="prompts of one step, over all ranks")
     group: int = Field(8, gt=0, description="trajectories of one prompt")
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
@@ -107,6 +113,21 @@ class RolloutConfig(Section):
     max_images: int = Field(8, gt=0, description="pictures in a trajectory, those of the prompt included")
     max_context: int = Field(8192, gt=0, description="tokens of a trajectory, prompt and observations included")
     tools: list[str] | None = Field(None, description="tools on offer (default: those of each task)")
+    tool_options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="settings of tools, such as {text_search: {corpus: FOLDER}}"
+    )
+    tool_concurrency: int = Field(32, gt=0, description="calls that run at the same time")
+    tool_failures: int = Field(5, gt=0, description="failures of a tool in a row after which it rests")
+    tool_rest: float = Field(30.0, ge=0, description="seconds that such a tool rests before it is tried again")
+    syntax: list[Syntax] = Field(
+        default_factory=lambda: list[Syntax](["hermes"]),
+        min_length=1,
+        description="forms of calls that are understood: <tool_call>{...}</tool_call>, <tool_code>f(x=1)</tool_code>, "
+        "```json blocks",
+    )
+    calls: Literal["all", "first", "last"] = Field("all", description="which of several calls in a turn run")
+    max_calls: int = Field(8, gt=0, description="calls of a turn that run; the others are answered by an error")
+    think_calls: Literal["run", "ignore"] = Field("run", description="calls inside <think>")
 
 
 class AlgorithmConfig(Section):

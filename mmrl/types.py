@@ -132,9 +132,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """What a call gave: the text and the media that the policy gets, and what is recorded of it."""
+
     text: str
     media: tuple[MediaRef, ...] = ()
     fault: Fault | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)  # the same as JSON, for rewards and the shell
+    seconds: float = 0.0  # wall time that the call took
+    tokens: int = 0  # that it added to the dialogue
+    cached: bool = False  # taken from an equal call before
 
 
 @dataclass(slots=True)

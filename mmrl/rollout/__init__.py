@@ -1,21 +1,33 @@
 """Rollouts: engines that sample, the agent loop that lets the policy call tools, and the parsing of its calls."""
 
 from mmrl.rollout.agent import rollout
+from mmrl.rollout.calls import Tools, call_tool
 from mmrl.rollout.engine import Engine, Request, Sampled, make_engine
-from mmrl.rollout.tools import ToolContext, ToolError, call_tool, observation, tool_schemas, tools_prompt
+from mmrl.rollout.tools import (
+    Limits,
+    ToolContext,
+    ToolError,
+    observation,
+    schema,
+    tool_schemas,
+    tools_prompt,
+)
 from mmrl.rollout.transformers_engine import TransformersEngine
 
 __all__ = [
     "Engine",
+    "Limits",
     "Request",
     "Sampled",
     "ToolContext",
     "ToolError",
+    "Tools",
     "TransformersEngine",
     "call_tool",
     "make_engine",
     "observation",
     "rollout",
+    "schema",
     "tool_schemas",
     "tools_prompt",
 ]

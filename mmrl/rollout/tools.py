@@ -1,27 +1,33 @@
 """Tools as the policy meets them: schemas in the system message, calls, and observations.
 
-A tool is a function registered under its name with the JSON schema of its arguments:
+A tool is a function registered under its name with the JSON schema of its arguments and its limits:
 
-    @register("tool", "crop", schema={"description": ..., "parameters": {...}})
-    def crop(arguments: Mapping[str, Any], context: ToolContext) -> ToolResult
+    @register("tool", "flip", schema=schema("Mirror an image", {...}, ["image"]), limits=Limits(seconds=20))
+    def flip(arguments: Mapping[str, Any], context: ToolContext) -> ToolResult
 
-It raises ToolError for what the policy did wrong. Every other exception is a fault of the tool.
+It raises ToolError for what the policy did wrong. Every other exception is a fault of the tool. Tools are functions of
+their arguments, the dialogue's media and their settings, so results are cached; one that keeps something in
+`context.state` is registered with `stateful=True`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
 
 from mmrl.media import image_ref, load_image
-from mmrl.registry import UnknownName, get, nearest
-from mmrl.types import Box, Fault, FaultKind, MediaRef, ToolCall, ToolResult
+from mmrl.registry import Entry, get
+from mmrl.rollout.arguments import short
+from mmrl.types import Box, MediaRef, Sample, ToolResult
+
+# ids that a running call gives to its new media, until the calls of its turn are put in order
+_PENDING = re.compile("\ue000(image|video)([0-9]+)\ue001")
+_PREFIX = {"image": "img", "video": "vid"}
 
 
 class ToolError(Exception):
@@ -33,6 +39,15 @@ class ToolError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call may take: seconds of wall time, characters of text, new pictures and clips."""
+
+    seconds: float = 20.0
+    text: int = 4000
+    media: int = 8
+
+
 @dataclass
 class ToolContext:
     """What a tool may see and add to: the media of one dialogue.
@@ -41,18 +56,38 @@ class ToolContext:
         media: all media of the dialogue by id; grows by `add`.
         seed: for tools that draw random numbers.
         decoded: decoded pictures by content hash, may be shared by the dialogues of a prompt.
+        sample: what the dialogue is about, with its annotations in `meta`.
+        state: what stateful tools remember in this dialogue, by tool; plain values, copied when a dialogue branches.
+        settings: options of each tool, as a recipe sets them under `rollout.tool_options`.
+        name: the tool that is running; its new media get their ids when all calls of the turn have ended.
     """
 
     media: dict[str, MediaRef]
     seed: int = 0
     decoded: dict[str, Image.Image] = field(default_factory=dict, repr=False)
+    sample: Sample | None = None
+    state: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The settings of the tool that is running."""
+        return self.settings.get(self.name, {})
 
     def image(self, id: Any) -> MediaRef:
         """The picture of this id. Raises ToolError that lists the ids there are."""
+        return self._medium(id, "image")
+
+    def video(self, id: Any) -> MediaRef:
+        """The clip of this id. Raises ToolError that lists the ids there are."""
+        return self._medium(id, "video")
+
+    def _medium(self, id: Any, kind: str) -> MediaRef:
         ref = self.media.get(id) if isinstance(id, str) else None
-        if ref is None or ref.kind != "image":
-            ids = ", ".join(m.id for m in self.media.values() if m.kind == "image")
-            raise ToolError("unknown_image", f"no image {_short(id)}; there are: {ids or 'none'}")
+        if ref is None or ref.kind != kind:
+            ids = ", ".join(m.id for m in self.media.values() if m.kind == kind)
+            raise ToolError(f"unknown_{kind}", f"no {kind} {short(id)}; there are: {ids or 'none'}")
         return ref
 
     def load(self, ref: MediaRef) -> Image.Image:
@@ -63,10 +98,62 @@ class ToolContext:
 
     def add(self, image: Image.Image, parent: str = "", region: Box | None = None) -> MediaRef:
         """A new picture of the dialogue under the next free id; `region` is in pixels of the original `parent`."""
-        taken = [int(m[1]) for i in self.media if (m := re.fullmatch(r"img_([0-9]{1,9})", i))]
-        ref = image_ref(f"img_{max(taken, default=0) + 1}", image, parent=parent, region=region)
+        ref = image_ref(self._free("image"), image, parent=parent, region=region)
         self.media[ref.id] = ref
         return ref
+
+    def add_video(self, ref: MediaRef) -> MediaRef:
+        """A clip (or a window of one, see `mmrl.media`) as a new medium under the next free id."""
+        new = replace(ref, id=self._free("video"))
+        self.media[new.id] = new
+        return new
+
+    def _free(self, kind: str) -> str:
+        if not self.name:
+            return f"{_PREFIX[kind]}_{_highest(self.media, kind) + 1}"
+        return f"\ue000{kind}{sum(i.startswith(chr(0xE000)) for i in self.media)}\ue001"
+
+
+def schema(description: str, properties: Mapping[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
+    """Description and parameters of a tool; units of coordinates belong into the words."""
+    parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
+    return {"description": description, "parameters": parameters}
+
+
+def limits_of(entry: Entry) -> Limits:
+    """The limits that a tool was registered with."""
+    limits: Limits = entry.info.get("limits") or Limits()
+    return limits
+
+
+def settle(result: ToolResult, media: dict[str, MediaRef]) -> ToolResult:
+    """Give the new media of a finished call their ids in the dialogue, in its text, its data and its media alike."""
+    taken = {kind: _highest(media, kind) for kind in _PREFIX}
+    named: dict[str, str] = {}
+    for ref in result.media:
+        if _PENDING.fullmatch(ref.id) and ref.id not in named:
+            taken[ref.kind] += 1
+            named[ref.id] = f"{_PREFIX[ref.kind]}_{taken[ref.kind]}"
+
+    def final(text: str) -> str:
+        return _PENDING.sub(lambda m: named.get(m.group(), "(not shown)"), text)
+
+    refs = tuple(replace(r, id=final(r.id), parent=final(r.parent)) for r in result.media)
+    media.update((r.id, r) for r in refs)
+    return replace(result, text=final(result.text), media=refs, data=_renamed(result.data, final))
+
+
+def _highest(media: Mapping[str, MediaRef], kind: str) -> int:
+    pattern = re.compile(_PREFIX[kind] + "_([0-9]{1,9})")
+    return max((int(m[1]) for i in media if (m := pattern.fullmatch(i))), default=0)
+
+
+def _renamed(value: Any, final: Any) -> Any:
+    if isinstance(value, str):
+        return final(value)
+    if isinstance(value, Mapping):
+        return {k: _renamed(v, final) for k, v in value.items()}
+    return [_renamed(v, final) for v in value] if isinstance(value, list | tuple) else value
 
 
 def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -76,89 +163,21 @@ def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def tools_prompt(names: Sequence[str]) -> str:
     """The part of the system message that offers tools: one schema a line, then the form of a call (Hermes, Qwen)."""
-    lines = "\n".join(json.dumps(schema) for schema in tool_schemas(names))
+    lines = "\n".join(json.dumps(s) for s in tool_schemas(names))
     form = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
     return f"<tools>\n{lines}\n</tools>\nCall a tool: {form}"
-
-
-def call_tool(call: ToolCall, context: ToolContext, allowed: Sequence[str] | None = None) -> ToolResult:
-    """Run one call. Never raises for what policy or tool did wrong: the result's text says it and `fault` records it.
-
-    allowed: the tools on offer (None: every registered one).
-    """
-    if call.error is not None:
-        return ToolResult(f"Error: {call.error.message}", fault=call.error)
-    before = dict(context.media)
-    try:
-        if allowed is not None and call.name not in allowed:
-            raise UnknownName(f"no tool named {_short(call.name)}: {nearest(call.name, list(allowed))}")
-        entry = get("tool", call.name)
-        check_arguments(call.arguments, entry.info["schema"]["parameters"])
-        result: ToolResult = entry.obj(call.arguments, context)
-        return result
-    except UnknownName as error:
-        fault = Fault(FaultKind.POLICY, "unknown_tool", str(error))
-    except ToolError as error:
-        fault = Fault(FaultKind.POLICY, error.code, error.message)
-    except Exception as error:
-        context.media.clear()  # half a result must not stay
-        context.media.update(before)
-        detail = f"{call.name} failed: {type(error).__name__}: {error}"
-        return ToolResult(f"Error: {call.name} failed", fault=Fault(FaultKind.TOOL, "tool_failed", detail))
-    return ToolResult(f"Error: {fault.message}", fault=fault)
-
-
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "number": (int, float),
-    "integer": int,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-
-
-def check_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    """Raise ToolError where arguments do not fit the schema: missing or unknown names, types, lengths, items."""
-    properties = schema["properties"]
-    for name in schema.get("required", ()):
-        if name not in arguments:
-            raise ToolError("bad_arguments", f"argument {name!r} is missing")
-    for name, value in arguments.items():
-        if name not in properties:
-            raise ToolError("bad_arguments", f"unknown argument {_short(name)}; known: {', '.join(properties)}")
-        _check_value(name, value, properties[name])
-
-
-def _check_value(name: str, value: Any, schema: Mapping[str, Any]) -> None:
-    kind = schema["type"]
-    fits = isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-    if not fits or (kind in ("number", "integer") and not abs(value) <= 1e9):  # nan fails too
-        raise ToolError("bad_arguments", f"{name} must be of type {kind}, got {_short(value)}")
-    if kind == "array":
-        low, high = schema.get("minItems", 0), schema.get("maxItems", math.inf)
-        if not low <= len(value) <= high:
-            count = str(low) if low == high else f"{low} to {high}"
-            raise ToolError("bad_arguments", f"{name} must have {count} items, got {len(value)}")
-        for item in value:
-            _check_value(f"each item of {name}", item, schema["items"])
 
 
 def observation(results: Sequence[ToolResult]) -> list[dict[str, Any]]:
     """The content of the user turn that answers calls: for each, in order, a <tool_response> and then its media."""
     parts: list[dict[str, Any]] = []
     for result in results:
-        parts.append({"type": "text", "text": f"<tool_response>{_clean(result.text)}</tool_response>"})
+        parts.append({"type": "text", "text": f"<tool_response>{clean(result.text)}</tool_response>"})
         parts += [{"type": ref.kind, "id": ref.id} for ref in result.media]
     return parts
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text that can be encoded and that does not end its own <tool_response>: it may quote the policy."""
     text = text.encode("utf-8", "replace").decode()
     return re.sub(r"<(?=/?tool_(?:response|call)>)", "<\u200b", text)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

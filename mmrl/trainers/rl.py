@@ -48,7 +48,7 @@ def train(cfg: RunConfig, *, resume: bool = False) -> Path:
     signals = signals_needed(stages)
     check(cfg)
     run = start(cfg, batch=cfg.rollout.prompts, resume=resume, copies=models_needed(signals))
-    engine = make_engine(cfg.rollout.engine, run.model, run.chat)
+    engine = make_engine(cfg.rollout.engine.name, run.model, run.chat, **cfg.rollout.engine.params)
     samples = iter(run.loader)
     with run.log:
         for step in range(run.step + 1, cfg.train.steps + 1):
