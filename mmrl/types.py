@@ -145,7 +145,11 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Turn:
-    """One stretch that the policy wrote, or one observation: token ids [start, stop) of the trajectory."""
+    """One stretch that the policy wrote, or one observation: token ids [start, stop) of the trajectory.
+
+    A turn of the policy may hold tokens that were put into its mouth (a hint, the opening of an answer): their origin
+    is PROMPT.
+    """
 
     origin: Origin
     text: str
@@ -206,7 +210,8 @@ class Trajectory:
                     f"for {n} tokens"
                 )
         for turn in self.turns:
-            if any(o is not turn.origin for o in self.origin[turn.start : turn.stop]):
+            own = {turn.origin, Origin.PROMPT} if turn.origin is Origin.POLICY else {turn.origin}
+            if not own.issuperset(self.origin[turn.start : turn.stop]):
                 raise ValueError(
                     f"trajectory {self.prompt.sample.key}/{self.index}: tokens {turn.start}..{turn.stop} are not all "
                     f"{turn.origin.name}"

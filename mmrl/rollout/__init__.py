@@ -1,6 +1,7 @@
 """Rollouts: engines that sample, the agent loop that lets the policy call tools, and the parsing of its calls."""
 
 from mmrl.rollout.agent import rollout
+from mmrl.rollout.branch import Branch, branch
 from mmrl.rollout.calls import Tools, call_tool
 from mmrl.rollout.engine import Engine, Request, Sampled, make_engine
 from mmrl.rollout.tools import (
@@ -15,6 +16,7 @@ from mmrl.rollout.tools import (
 from mmrl.rollout.transformers_engine import TransformersEngine
 
 __all__ = [
+    "Branch",
     "Engine",
     "Limits",
     "Request",
@@ -23,6 +25,7 @@ __all__ = [
     "ToolError",
     "Tools",
     "TransformersEngine",
+    "branch",
     "call_tool",
     "make_engine",
     "observation",

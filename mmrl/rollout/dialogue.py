@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ class Dialogue:
     seed: int
     turn: int = 0  # number of the policy's next turn
     state: Any = None  # the engine's, of the turn before
+    begun: int = 0  # tokens of the next turn that stand already: a branch within a turn
 
 
 def begin(chat: Chat, prompt: Prompt, number: int, config: RolloutConfig, seed: int, size: int) -> list[Dialogue]:
@@ -104,7 +106,9 @@ def speak(chat: Chat, dialogue: Dialogue, sampled: Sampled, asked: Request, conf
     trajectory, number = dialogue.trajectory, dialogue.turn
     dialogue.state = sampled.state
     dialogue.turn += 1
-    text = chat.decode(sampled.tokens)
+    start = len(trajectory.tokens) - dialogue.begun
+    written = [*trajectory.tokens[start:], *sampled.tokens]
+    text = chat.decode(written)
     parsed = parse_turn(
         text,
         cut=not sampled.stopped,
@@ -114,7 +118,9 @@ def speak(chat: Chat, dialogue: Dialogue, sampled: Sampled, asked: Request, conf
         most=config.max_calls,
         think=config.think_calls,
     )
-    append(trajectory, Origin.POLICY, text, sampled.tokens, sampled.logp, chat.spans(sampled.tokens), number)
+    append(trajectory, Origin.POLICY, text, sampled.tokens, sampled.logp, [Span.OTHER] * len(sampled.tokens), number)
+    trajectory.span[start:] = chat.spans(written)
+    trajectory.turns[-1].start, dialogue.begun = start, 0
     trajectory.turns[-1].calls = parsed.calls
     trajectory.faults += parsed.faults
     if not text.strip() and sampled.stopped:
@@ -152,6 +158,8 @@ def hear(chat: Chat, dialogue: Dialogue, results: Sequence[ToolResult], config: 
     texts = "\n".join(r.text for r in fitted.results)
     append(trajectory, Origin.OBSERVATION, texts, seen.tokens, [math.nan] * count, [Span.OTHER] * count, number)
     trajectory.vision += seen.vision
+    if dialogue.context.state:  # what a branch behind this observation finds
+        trajectory.meta.setdefault("states", {})[number] = copy.deepcopy(dialogue.context.state)
     return True
 
 
