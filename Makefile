@@ -25,8 +25,8 @@ bench: $(READY)  ## every scripts/bench_*.py, one after the other
 
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt overrides.txt
 	@command -v uv >/dev/null || test -x .uv/bin/uv || { python3 -m venv .uv && .uv/bin/python -m pip install -q uv; }
 	@test -x $(BIN)/python || $(UV) venv -q --python '>=3.11,<3.13' .venv
-	$(UV) pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	$(UV) pip install -q --python $(BIN)/python -c constraints.txt --override overrides.txt -e '.[dev]'
 	@touch $@
