@@ -17,6 +17,7 @@ from rich.table import Table
 
 from mmrl.config import Component, ConfigError, RunConfig, load_config, load_sft_config
 from mmrl.registry import KINDS, STAGES, Entry, UnknownName, bind, entries, nearest
+from mmrl.tools_cli import app as tools_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +37,12 @@ app = typer.Typer(
     mmrl train my-recipe.yaml --resume     [dim]after the newest checkpoint[/dim]
     torchrun --nproc-per-node 8 -m mmrl.cli train my-recipe.yaml
     mmrl methods show grpo                 [dim]formula, parameters, recipes[/dim]
+    mmrl tools list                        [dim]what a policy may call; `mmrl tools call` tries one[/dim]
     """,
 )
 methods_app = typer.Typer(help="The registered methods, rewards, signals, tools and tasks.")
 app.add_typer(methods_app, name="methods")
+app.add_typer(tools_app, name="tools")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings that replace its own")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on after the newest checkpoint of the run's folder")]

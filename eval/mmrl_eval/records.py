@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmrl.rollout.events import call_events, media_event
 from mmrl.types import MediaRef, Origin, Span, Trajectory
 from mmrl_eval import RunError
 
@@ -65,7 +66,7 @@ def record(
             "think": sum(s is Span.THINK for s in own),
             "answer": sum(s is Span.ANSWER for s in own),
         },
-        "tool_calls": _calls(trajectory),
+        "tool_calls": call_events(trajectory),
         "faults": [
             {"kind": f.kind.value, "code": f.code, "message": f.message, "turn": f.turn} for f in trajectory.faults
         ],
@@ -76,27 +77,8 @@ def record(
 
 
 def _turn(origin: Origin, text: str, media: Sequence[MediaRef]) -> dict[str, Any]:
-    shown = [{"id": m.id, "hash": m.hash, "parent": m.parent, "region": m.region} for m in media]
+    shown = [media_event(m) for m in media]
     return {"by": origin.name.lower(), "text": text, **({"media": shown} if shown else {})}
-
-
-def _calls(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Every call with the turn that made it; `error` is the code of the fault in parsing or running it."""
-    out = []
-    for position, turn in enumerate(trajectory.turns):
-        following = trajectory.turns[position + 1].results if position + 1 < len(trajectory.turns) else ()
-        results = turn.results or following
-        for number, call in enumerate(turn.calls):
-            fault = call.error or (results[number].fault if number < len(results) else None)
-            out.append(
-                {
-                    "turn": sum(t.origin is Origin.POLICY for t in trajectory.turns[:position]),
-                    "name": call.name,
-                    "arguments": dict(call.arguments),
-                    "error": fault.code if fault else None,
-                }
-            )
-    return out
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -132,6 +114,6 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Add records to a file; they are on the disk when this returns."""
     with path.open("ab") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
         file.flush()
         os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mmrl.config import ConfigError, LogConfig
+from mmrl.rollout.events import call_events
 from mmrl.shards import atomic_write
 from mmrl.types import Trajectory
 
@@ -69,6 +70,7 @@ def trajectory_record(step: int, trajectory: Trajectory) -> dict[str, Any]:
         "index": trajectory.index,
         "answer": trajectory.prompt.sample.answer.value,
         "turns": [{"origin": t.origin.name.lower(), "text": t.text} for t in trajectory.turns],
+        "calls": call_events(trajectory),
         "reward": trajectory.reward,
         "terms": trajectory.reward_terms,
         "correct": trajectory.correct,

@@ -41,7 +41,8 @@ def test_record_tells_calls_and_their_faults(tiny, make_sample, make_trajectory)
     outside = Fault(FaultKind.POLICY, "outside_picture", "the box is outside")
     t.turns[0].calls = (ToolCall("crop", {"box": [0, 0, 9, 9]}), ToolCall("crop", {}), ToolCall("", {}, error=bad))
     results = (ToolResult("img_2"), ToolResult("failed", fault=outside), ToolResult("unreadable", fault=bad))
-    t.turns.append(Turn(Origin.OBSERVATION, "...", len(t.tokens), len(t.tokens), results=results))
+    t.turns[0].results = results
+    t.turns.append(Turn(Origin.OBSERVATION, "...", len(t.tokens), len(t.tokens)))
     t.faults = [outside, bad]
     row = made(t)
     assert [(c["name"], c["turn"], c["error"]) for c in row["tool_calls"]] == [
