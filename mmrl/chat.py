@@ -21,7 +21,11 @@ from mmrl.families import VisionInput
 from mmrl.media import load_image, load_video
 from mmrl.types import MediaRef, Span
 
-TAGS = {"think": Span.THINK, "tool_call": Span.TOOL_CALL, "answer": Span.ANSWER}
+CALL_TAGS = {  # of the forms of tool calls that `rollout.syntax` names
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "tool_code": ("<tool_code>", "</tool_code>"),
+    "json": ("```json", "```"),
+}
 _HOLE = "\x00hole\x00"
 VISION_CACHE = 1 << 30  # bytes of processed pictures that a chat keeps
 
@@ -237,15 +241,20 @@ class Chat:
         body = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
         return str(self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def spans(self, tokens: Sequence[int]) -> list[Span]:
+    def spans(self, tokens: Sequence[int], syntax: Sequence[str] = ("hermes",)) -> list[Span]:
         """The span of each token of one policy turn. A tag and all that stands between it and its close are one span;
-        a span never closed runs to the end. Calls inside thinking count as tool calls."""
+        a span never closed runs to the end. Calls inside thinking count as tool calls.
+
+        syntax: forms of calls, keys of CALL_TAGS."""
         pieces = [self.token_bytes(t) for t in tokens]
         text = b"".join(pieces)
         owner = bytearray(len(text))
-        for name in ("think", "answer", "tool_call"):  # later ones win where they nest
-            for match in re.finditer(rb"<%b>.*?(?:</%b>|\Z)" % (name.encode(), name.encode()), text, re.DOTALL):
-                owner[match.start() : match.end()] = bytes([TAGS[name]]) * (match.end() - match.start())
+        tags = [("<think>", "</think>", Span.THINK), ("<answer>", "</answer>", Span.ANSWER)]
+        tags += [(*CALL_TAGS[form], Span.TOOL_CALL) for form in syntax]
+        for opening, closing, span in tags:  # later ones win where they nest
+            pattern = rb"%b.*?(?:%b|\Z)" % (re.escape(opening).encode(), re.escape(closing).encode())
+            for match in re.finditer(pattern, text, re.DOTALL):
+                owner[match.start() : match.end()] = bytes([span]) * (match.end() - match.start())
         out: list[Span] = []
         at = 0
         for piece in pieces:

@@ -119,7 +119,7 @@ def speak(chat: Chat, dialogue: Dialogue, sampled: Sampled, asked: Request, conf
         think=config.think_calls,
     )
     append(trajectory, Origin.POLICY, text, sampled.tokens, sampled.logp, [Span.OTHER] * len(sampled.tokens), number)
-    trajectory.span[start:] = chat.spans(written)
+    trajectory.span[start:] = chat.spans(written, config.syntax)
     trajectory.turns[-1].start, dialogue.begun = start, 0
     trajectory.turns[-1].calls = parsed.calls
     trajectory.faults += parsed.faults

@@ -30,15 +30,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmrl.chat import CALL_TAGS
 from mmrl.registry import UnknownName, get
 from mmrl.types import Box, Fault, FaultKind, ToolCall
 
 AFTER_ANSWER = "call_after_answer"
-TAGS = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "tool_code": ("<tool_code>", "</tool_code>"),
-    "json": ("```json", "```"),
-}
 _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"
 _BOX = re.compile(rf"\[\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\]")
@@ -78,7 +74,7 @@ def parse_turn(
     Args:
         cut: it was ended by the token limit.
         turn: its number, for the faults.
-        syntax: forms of calls that are understood, keys of `TAGS`.
+        syntax: forms of calls that are understood, keys of `CALL_TAGS`.
         which: `all` calls are taken, or only the `first` or the `last` one.
         most: calls that run; those beyond are answered by an error.
         think: `run` calls inside <think>, or `ignore` them.
@@ -88,7 +84,7 @@ def parse_turn(
     answer = hidden.find("<answer>")
     faults = []
     calls: list[ToolCall] = []
-    found = ((start, form, body, closed) for form in syntax for start, body, closed in _blocks(text, *TAGS[form]))
+    found = ((start, form, body, closed) for form in syntax for start, body, closed in _blocks(text, *CALL_TAGS[form]))
     for start, form, body, closed in sorted(found):
         if think == "ignore" and any(low <= start < high for low, high in thoughts):
             faults.append(Fault(FaultKind.POLICY, "call_in_think", "a call inside <think> was not run", turn))
@@ -122,7 +118,9 @@ def inline_boxes(text: str) -> list[Box]:
 
 
 def _unclosed(form: str, cut: bool) -> tuple[str, str]:
-    return ("truncated_call", "cut off at the token limit") if cut else ("unclosed_call", f"{TAGS[form][1]} is missing")
+    if cut:
+        return "truncated_call", "cut off at the token limit"
+    return "unclosed_call", f"{CALL_TAGS[form][1]} is missing"
 
 
 def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, str, bool]]:
