@@ -48,8 +48,10 @@ def _load(backend: Backend) -> Decode:
     """The decode function of a backend, its package imported."""
     try:
         if backend == "torchcodec":
-            import torchcodec.decoders  # noqa: F401
+            import torchcodec
 
+            if getattr(torchcodec, "ffmpeg_major_version", 0) is None:  # newer ones do not raise before the first use
+                raise ImportError("no FFmpeg was found")
             return _torchcodec
         if backend == "decord":
             import decord  # noqa: F401

@@ -17,10 +17,11 @@ from mmrl.video import read_clip, read_windows
 from .clips import BIKES, BUNNY, CARPHONE, VARIABLE, damaged, edited, encode, moving, turned
 
 
-def installed(backend: str) -> bool:
+def installed(backend: Any) -> bool:
+    """Whether it and the libraries that it needs are here: then it does not say what to install."""
     try:
-        __import__(f"{backend}.decoders" if backend == "torchcodec" else backend)
-    except (ImportError, RuntimeError, OSError):
+        read_clip(BIKES, backend=backend)
+    except ImportError:
         return False
     return True
 
