@@ -19,7 +19,8 @@ import torch
 from mmrl import families
 from mmrl.families import VisionInput
 from mmrl.media import load_image, load_video
-from mmrl.types import MediaRef, Span
+from mmrl.types import MediaRef, Sample, Span
+from mmrl.view import View, shown_media, shrink, view_of
 
 CALL_TAGS = {  # of the forms of tool calls that `rollout.syntax` names
     "hermes": ("<tool_call>", "</tool_call>"),
@@ -65,7 +66,7 @@ class Chat:
         self.video_fps = video_fps
         self.video_frames = video_frames
         families.set_pixels(processor, min_pixels, max_pixels)
-        self._vision: OrderedDict[tuple[str, str], VisionInput] = OrderedDict()  # least recently used first
+        self._vision: OrderedDict[tuple[str, str, View | None], VisionInput] = OrderedDict()  # last used last
         self._vision_bytes = 0
 
     @classmethod
@@ -108,20 +109,28 @@ class Chat:
 
     # --- media ------------------------------------------------------------------------------------------------------
 
+    def shown(self, sample: Sample, frame_budget: int | None = None) -> dict[str, MediaRef]:
+        """The media of a sample by id, each clip with how this chat shows it (see `mmrl.view.shown_media`)."""
+        return shown_media(sample, self.video_fps, self.video_frames, frame_budget)
+
     def vision(self, ref: MediaRef) -> VisionInput:
         """A medium as the vision tower takes it; decoded and processed once for all rollouts that use it.
 
-        Cached by what its pixels are, not by where it stands in a dialogue. Raises MediaError.
+        Cached by what its pixels are (the stored bytes, and of a clip which frames of it), not by where it stands in a
+        dialogue. Time stamps of a window are those of the whole clip. Raises MediaError.
         """
-        key = (ref.kind, ref.hash)
+        view = view_of(ref, self.video_fps, self.video_frames) if ref.kind == "video" else None
+        key = (ref.kind, ref.hash, view)
         if key in self._vision:
             self._vision.move_to_end(key)
             return self._vision[key]
-        if ref.kind == "image":
+        if view is None:
             out = families.image_input(self.processor, load_image(ref))
         else:
             clip = load_video(ref, fps=self.video_fps, max_frames=self.video_frames)
-            out = families.video_input(self.processor, clip.frames, clip.times)
+            part = self.processor.video_processor
+            frames = shrink(clip.frames, part.patch_size * part.merge_size, view.max_pixels)
+            out = families.video_input(self.processor, frames, clip.times)
         self._vision[key] = out
         self._vision_bytes += out.patches.nbytes
         while self._vision_bytes > VISION_CACHE and len(self._vision) > 1:

@@ -112,6 +112,11 @@ class RolloutConfig(Section):
     max_turns: int = Field(4, gt=0, description="policy turns of a trajectory")
     max_images: int = Field(8, gt=0, description="pictures in a trajectory, those of the prompt included")
     max_context: int = Field(8192, gt=0, description="tokens of a trajectory, prompt and observations included")
+    frame_budgets: list[Annotated[int, Field(ge=1, le=768)]] = Field(
+        default_factory=list,
+        description="the most frames of each clip of a prompt: one of these, drawn by the key of the sample (default: "
+        "its meta.frame_budget, else 16)",
+    )
     tools: list[str] | None = Field(None, description="tools on offer (default: those of each task)")
     tool_options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="settings of tools, such as {text_search: {corpus: FOLDER}}"

@@ -36,7 +36,7 @@ FAST_PIXELS = 4_000_000
 
 class MediaError(ValueError):
     """A medium that cannot be used. `code` is a short stable reason: empty, missing, not_media, truncated, broken,
-    ratio, tiny, too_many_pixels, no_video, window."""
+    ratio, tiny, too_many_pixels, no_video, window, frame_budget."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{message} [{code}]")

@@ -1,13 +1,13 @@
 """Media by reference: bytes stay where they are (a shard, a file, memory) until they are decoded here.
 
-Pictures are defined in `mmrl/images.py`, clips in `mmrl/video.py`.
+Pictures are defined in `mmrl/images.py`, clips in `mmrl/video.py`, windows of clips in `mmrl/view.py`.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +18,11 @@ import xxhash
 from PIL import Image
 
 from mmrl.images import FAST_PIXELS, MediaError, check_size, jpeg_pixels, normalise_image, normalise_pixels
+from mmrl.timeline import Timeline, from_index
 from mmrl.types import Box, MediaKind, MediaRef
-from mmrl.video import Clip, VideoInfo, Window, probe_video, read_clip, read_times, read_windows
+from mmrl.video import Clip, VideoInfo, Window, probe_video, read_clip, read_timeline, read_times, read_windows
 from mmrl.video_backends import Backend
+from mmrl.view import View, view_of
 
 __all__ = [
     "Clip",
@@ -32,6 +34,7 @@ __all__ = [
     "image_ref",
     "load_image",
     "load_pixels",
+    "load_times",
     "load_video",
     "load_windows",
     "media_facts",
@@ -44,6 +47,7 @@ __all__ = [
     "read_clip",
     "read_times",
     "read_windows",
+    "timeline_of",
 ]
 
 
@@ -126,8 +130,17 @@ def load_video(
 ) -> Clip:
     """Frames of a clip or of a window of it, in seconds (see `mmrl.video.read_clip`). Raises as that does.
 
-    A timeline in `ref.info` saves reading the whole file; without one the same frames come out."""
-    return load_windows(ref, [(start, end)], fps=fps, max_frames=max_frames, backend=backend)[0]
+    Where neither start nor end is given, what `ref.info["window"]` says comes before `fps` and `max_frames`. A timeline
+    in `ref.info` saves reading the whole file; without one the same frames come out."""
+    view = view_of(ref, fps, max_frames) if start is None and end is None else View(start, end, fps, max_frames)
+    return load_windows(
+        ref,
+        [(view.start, view.end)],
+        fps=view.fps,
+        max_frames=view.max_frames,
+        min_frames=view.min_frames,
+        backend=backend,
+    )[0]
 
 
 def load_windows(
@@ -136,15 +149,39 @@ def load_windows(
     *,
     fps: float | Fraction = 2.0,
     max_frames: int = 16,
+    min_frames: int = 1,
     backend: Backend = "pyav",
 ) -> list[Clip]:
-    """A clip for each window (start, end) in seconds, read in one pass (see `mmrl.video.read_windows`)."""
+    """A clip for each window (start, end) in seconds of the stored clip, read in one pass (see
+    `mmrl.video.read_windows`)."""
+    source, timeline = _clip(ref), ref.info.get("timeline")
+    return read_windows(
+        source,
+        windows,
+        fps=fps,
+        max_frames=max_frames,
+        min_frames=min_frames,
+        timeline=timeline,
+        backend=backend,
+    )
+
+
+def load_times(ref: MediaRef, times: Iterable[float | Fraction]) -> Clip:
+    """The frames on screen at these seconds of the stored clip, sorted, none twice (see `mmrl.video.read_times`)."""
+    return read_times(_clip(ref), times, ref.info.get("timeline"))
+
+
+def timeline_of(ref: MediaRef) -> Timeline:
+    """When the frames of a clip are shown: from `ref.info`, else from the packets of its file. Raises MediaError."""
+    known = ref.info.get("timeline")
+    return read_timeline(_clip(ref)) if known is None else from_index(known)
+
+
+def _clip(ref: MediaRef) -> bytes | Path:
     if ref.kind != "video":
         raise MediaError("not_media", f"medium {ref.id!r} is an {ref.kind}, not a video")
     whole_file = ref.data is None and ref.offset == 0 and ref.size is None
-    source = Path(ref.path) if whole_file else read_bytes(ref)
-    timeline = ref.info.get("timeline")
-    return read_windows(source, windows, fps=fps, max_frames=max_frames, timeline=timeline, backend=backend)
+    return Path(ref.path) if whole_file else read_bytes(ref)
 
 
 def image_ref(id: str, image: Image.Image, *, parent: str = "", region: Box | None = None) -> MediaRef:

@@ -68,9 +68,18 @@ class Timeline:
         ticks = self.stamps[0] + math.floor((Fraction(seconds) + EPSILON) / self.tick)
         return self.stamps[max(0, bisect.bisect_right(self.stamps, ticks) - 1)]
 
-    def window(self, start: float | None, end: float | None, *, fps: float | Fraction, max_frames: int) -> list[int]:
+    def window(
+        self,
+        start: float | None,
+        end: float | None,
+        *,
+        fps: float | Fraction,
+        max_frames: int,
+        min_frames: int = 1,
+    ) -> list[int]:
         """Stamps for [start, end] seconds, increasing: one every 1/fps from its start, spread evenly over the whole
-        window where that were more than `max_frames`. Raises MediaError `window` for one outside the clip."""
+        window, its end included, where that were more than `max_frames` or fewer than `min_frames`. Raises MediaError
+        `window` for one outside the clip."""
         if not 0 < fps < math.inf or max_frames < 1:
             raise ValueError(f"fps {fps} and max_frames {max_frames} must be above 0")
         last = (self.stamps[-1] - self.stamps[0]) * self.tick
@@ -81,9 +90,15 @@ class Timeline:
         begin = Fraction(low)
         stop = max(last if high >= last else Fraction(high), begin)
         rate = Fraction(fps).limit_denominator(10**4) or Fraction(fps)  # 29.97002997 means 30000/1001
+
+        def spread(count: int) -> set[int]:
+            return {self.at(begin + k * (stop - begin) / max(1, count - 1)) for k in range(count)}
+
         count = math.floor((stop - begin) * rate + EPSILON) + 1
-        step = 1 / rate if count <= max_frames else (stop - begin) / max(1, max_frames - 1)
-        return sorted({self.at(begin + k * step) for k in range(min(count, max_frames))})
+        chosen = spread(max_frames) if count > max_frames else {self.at(begin + k / rate) for k in range(count)}
+        if len(chosen) < min_frames:
+            chosen = max(chosen, spread(min(max(count, min_frames), max_frames)), key=len)
+        return sorted(chosen)
 
     def runs(self, wanted: Sequence[int]) -> list[tuple[int | None, list[int]]]:
         """Wanted stamps (increasing) in runs that are decoded without a break, each with the key frame to start from.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from mmrl.images import MediaError
 from mmrl.qwen import Rules, exact_rate, frame_size, smart_resize, time_stamps
 from mmrl.timeline import from_index
+from mmrl.view import view_of
 
 EPSILON = 1e-6  # seconds, as in mmrl.video: a time written as a decimal means the frame whose stamp it rounds to
 ROUNDED = 5e-7  # by so much the rate in `MediaRef.info` may be off, frames a second
@@ -253,7 +254,9 @@ def _times(ref: Medium, video_fps: float, video_frames: int) -> Sequence[float]:
     """Seconds of the frames of a clip that a chat uses."""
     if index := ref.info.get("timeline"):
         line = from_index(index)
-        return [line.seconds(stamp) for stamp in line.window(None, None, fps=video_fps, max_frames=video_frames)]
+        view = view_of(ref, video_fps, video_frames)
+        shown = line.window(view.start, view.end, fps=view.fps, max_frames=view.max_frames, min_frames=view.min_frames)
+        return [line.seconds(stamp) for stamp in shown]
     frames, fps, duration = (ref.info.get(key) for key in ("frames", "fps", "duration"))
     if frames and not fps and duration:
         fps = frames / duration

@@ -161,14 +161,17 @@ def read_windows(
     *,
     fps: float | Fraction = 2.0,
     max_frames: int = 16,
+    min_frames: int = 1,
     timeline: Timeline | Mapping[str, Any] | None = None,
     backend: Backend = "pyav",
 ) -> list[Clip]:
     """A clip for each window (start, end), as `read_clip` gives it, all in one pass over one open container: what two
-    windows share is decoded once. `fps` and `max_frames` are of each window. Raises as `read_clip`."""
+    windows share is decoded once. `fps`, `max_frames` and `min_frames` (see `Timeline.window`) are of each window.
+    Raises as `read_clip`."""
 
     def choose(line: Timeline) -> list[list[int]]:
-        return [line.window(start, end, fps=fps, max_frames=max_frames) for start, end in windows]
+        many = {"max_frames": max_frames, "min_frames": min_frames}
+        return [line.window(start, end, fps=fps, **many) for start, end in windows]
 
     return _read(source, choose, timeline, backend)
 
@@ -185,6 +188,13 @@ def read_times(
     if not asked:
         raise MediaError("window", "no time is asked for")
     return _read(source, lambda line: [sorted({line.at(t) for t in asked})], timeline, backend)[0]
+
+
+def read_timeline(source: bytes | Path) -> Timeline:
+    """When the frames of a clip are shown, from its packets without decoding them (with it where their stamps are of
+    no use). Raises MediaError."""
+    with open_video(source) as media:
+        return measure(source, media)
 
 
 def _read(

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 from mmrl.media import MediaError, load_image, load_video
 from mmrl.tokens import PROFILES, Profile, chosen_times, count_tokens, image_size, image_tokens, video_cost, video_grid
 from mmrl.types import MediaRef, Sample
+from mmrl.view import shown_media
 from mmrl_prep.places import PrepError
 from mmrl_prep.rewrite import question
 
@@ -57,12 +58,14 @@ def page(samples: Sequence[Sample], profile: Profile, *, title: str, fps: float 
 
 
 def card(sample: Sample, profile: Profile, *, fps: float, max_frames: int) -> str:
-    media = "".join(_media(ref, sample, profile, fps, max_frames) for ref in sample.media)
+    shown = sample.media
     try:
-        cost = count_tokens(profile, sample.media, video_fps=fps, video_frames=max_frames)
+        shown = tuple(shown_media(sample, fps, max_frames).values())
+        cost = count_tokens(profile, shown, video_fps=fps, video_frames=max_frames)
         tokens = f"{cost.total:,} tokens of media ({cost.vision:,} vision, {cost.text} marks and times)"
     except (MediaError, ValueError) as error:
         tokens = f'<span class="bad">{html.escape(str(error))}</span>'
+    media = "".join(_media(ref, sample, profile, fps, max_frames) for ref in shown)
     meta = ", ".join(f"{k}={v}" for k, v in sample.meta.items() if isinstance(v, str | int | float))
     return (
         f"<article><h2>{html.escape(sample.key)} · {html.escape(sample.task)}</h2>"

@@ -173,7 +173,9 @@ def evaluate(
     wanted = [p for p in prompts if any((p.sample.key, i) not in rows for i in range(config.samples))]
     engine = engine or make_engine("transformers", model, chat)
     for group in _batches(wanted, config.batch, enabled=progress):
-        trajectories = rollout(engine, chat, group, _rollout_config(config), seed=config.seed, group=config.samples)
+        trajectories = rollout(
+            engine, chat, group, _rollout_config(config, chat.video_frames), seed=config.seed, group=config.samples
+        )
         fresh = [t for t in trajectories if (t.prompt.sample.key, t.index) not in rows]
         new = judge(fresh, chat, (reader or model) if config.consistency else None)
         if out:
@@ -220,8 +222,9 @@ def _answer_logp(trajectory: Trajectory, chat: Chat) -> float | None:
     return sum(trajectory.logp[t] for t in places) / len(places) if places else None
 
 
-def _rollout_config(config: EvalConfig) -> RolloutConfig:
+def _rollout_config(config: EvalConfig, frames: int) -> RolloutConfig:
     return RolloutConfig(
+        frame_budgets=[frames],  # the declared one, whatever a sample was trained with
         temperature=config.temperature,
         top_p=config.top_p,
         group=config.samples,

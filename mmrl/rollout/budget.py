@@ -26,8 +26,8 @@ class Fitted:
 def fit_observation(chat: Chat, results: Sequence[ToolResult], media: dict[str, MediaRef], room: int) -> Fitted | None:
     """The observation of `results` in at most `room` tokens, None where not even notices fit.
 
-    In turn: as it is; pictures at half and at a quarter of their sides; media replaced by a notice, the last first;
-    texts cut. `media` are the media of the dialogue: what is changed or left out is changed there too.
+    In turn: as it is; pictures at half and at a quarter of the sides that the model sees; media replaced by a notice,
+    the last first; texts cut. `media` are the media of the dialogue: what is changed or left out is changed there too.
     """
     results = [_readable(chat, r, media) for r in results]
     notes: list[str] = []
@@ -35,7 +35,7 @@ def fit_observation(chat: Chat, results: Sequence[ToolResult], media: dict[str, 
     if len(encoded.tokens) <= room:
         return _fitted(chat, results, encoded, notes)
     for _ in range(2):
-        results = _map_media(results, lambda ref: _half(ref, media, notes))
+        results = _map_media(results, lambda ref: _half(chat, ref, media, notes))
         encoded = _encode(chat, results, media)
         if len(encoded.tokens) <= room:
             return _fitted(chat, results, encoded, notes)
@@ -82,11 +82,17 @@ def _map_media(results: Sequence[ToolResult], change: Callable[[MediaRef], Media
     return [replace(r, media=tuple(change(ref) for ref in r.media)) for r in results]
 
 
-def _half(ref: MediaRef, media: dict[str, MediaRef], notes: list[str]) -> MediaRef:
-    """A picture at half of its sides. It stays a view of its original, so that a crop of it is as sharp as before."""
-    if ref.kind != "image" or min(ref.width, ref.height) < 2 * LEAST:
+def _half(chat: Chat, ref: MediaRef, media: dict[str, MediaRef], notes: list[str]) -> MediaRef:
+    """A picture at half of the sides that the model sees, which may be less than its own already. It stays a view of
+    its original, so that a crop of it is as sharp as before."""
+    if ref.kind != "image":
         return ref
-    small = load_image(ref).resize((ref.width // 2, ref.height // 2))
+    width, height = (
+        min(own, seen) // 2 for own, seen in zip((ref.width, ref.height), chat.vision(ref).seen, strict=True)
+    )
+    if min(width, height) < LEAST:
+        return ref
+    small = load_image(ref).resize((width, height))
     new = image_ref(ref.id, small, parent=ref.parent, region=ref.region)
     notes.append(f"{ref.id} shown at {new.width}x{new.height}")
     media[ref.id] = new

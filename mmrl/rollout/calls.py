@@ -109,10 +109,10 @@ class Tools:
             result = await self._run(entry, call.arguments, own)
         failed = result.fault is not None and result.fault.kind is FaultKind.TOOL
         self._failed[call.name] = (self._failed.get(call.name, (0, 0.0))[0] + 1, time.monotonic()) if failed else (0, 0)
-        if not failed:
+        if result.fault is None:
             context.state.update(own.state)
-            if key is not None:
-                self._cache.put(key, result)
+        if key is not None and not failed:
+            self._cache.put(key, result)
         return result
 
     async def _run(self, entry: Entry, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:

@@ -37,10 +37,14 @@ class Dialogue:
 
 def begin(chat: Chat, prompt: Prompt, number: int, config: RolloutConfig, seed: int, size: int) -> list[Dialogue]:
     """The dialogues of one prompt, holding the encoded prompt."""
-    media = {m.id: m for m in prompt.sample.media}
+    sample, budgets = prompt.sample, config.frame_budgets
+    media = {m.id: m for m in sample.media}
     faults: list[Fault] = []
     stop = StopReason.FINISHED
     try:
+        # by the key alone: the same for all rollouts of a sample, in every process and at every step
+        drawn = budgets[derive_seed("frame_budget", sample.key) % len(budgets)] if budgets else None
+        media = chat.shown(sample, drawn)
         encoded = chat.encode_prompt(prompt.messages, media)
         if len(encoded.tokens) >= config.max_context:
             message = f"{len(encoded.tokens)} prompt tokens leave no room in rollout.max_context {config.max_context}"
@@ -49,6 +53,7 @@ def begin(chat: Chat, prompt: Prompt, number: int, config: RolloutConfig, seed: 
         # one token, so that padded batches have no empty row
         encoded = Encoded([chat.end_of_turn], [])
         faults, stop = [Fault(FaultKind.TASK, error.code, f"{prompt.sample.key}: {error}")], StopReason.FAULT
+    prompt = replace(prompt, sample=replace(sample, media=tuple(media.values())))  # as it is shown
     decoded: dict[str, Image.Image] = {}
     out = []
     for index in range(size):
@@ -141,19 +146,20 @@ def hear(chat: Chat, dialogue: Dialogue, results: Sequence[ToolResult], config: 
     results = [_numbered(r, number) for r in results]
     spoken = trajectory.turns[-1]
     spoken.results = tuple(results)
-    trajectory.faults += [r.fault for r in results if r.fault is not None]
+    fitted = None
+    room = config.max_context - len(trajectory.tokens) - 1  # a token at least is left for the policy
     added = [ref for result in results for ref in result.media]
     if added and sum(m.kind == "image" for m in trajectory.media.values()) > config.max_images:
         trajectory.stop = StopReason.MAX_IMAGES
-        return False
-    room = config.max_context - len(trajectory.tokens) - 1  # a token at least is left for the policy
-    fitted = fit_observation(chat, results, trajectory.media, room)
-    if fitted is None:
+    elif (fitted := fit_observation(chat, results, trajectory.media, room)) is None:
         trajectory.stop = StopReason.MAX_CONTEXT
+    else:
+        spoken.results = tuple(_numbered(r, number) for r in fitted.results)
+    trajectory.faults += [r.fault for r in spoken.results if r.fault is not None]
+    if fitted is None:
         return False
     if fitted.notes:
         trajectory.faults.append(Fault(FaultKind.TASK, "observation_shrunk", "; ".join(fitted.notes), number))
-    spoken.results = fitted.results
     seen, count = fitted.encoded, len(fitted.encoded.tokens)
     texts = "\n".join(r.text for r in fitted.results)
     append(trajectory, Origin.OBSERVATION, texts, seen.tokens, [math.nan] * count, [Span.OTHER] * count, number)

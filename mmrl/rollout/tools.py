@@ -5,9 +5,9 @@ A tool is a function registered under its name with the JSON schema of its argum
     @register("tool", "flip", schema=schema("Mirror an image", {...}, ["image"]), limits=Limits(seconds=20))
     def flip(arguments: Mapping[str, Any], context: ToolContext) -> ToolResult
 
-It raises ToolError for what the policy did wrong. Every other exception is a fault of the tool. Tools are functions of
-their arguments, the dialogue's media and their settings, so results are cached; one that keeps something in
-`context.state` is registered with `stateful=True`.
+It raises ToolError for what the policy did wrong. Every other exception is a fault of the tool. Neither leaves anything
+behind: no media, no state. Tools are functions of their arguments, the dialogue's media and their settings, so results
+are cached; one that keeps something in `context.state` is registered with `stateful=True`.
 """
 
 from __future__ import annotations

@@ -59,5 +59,5 @@ def dialogue_row(chat: Chat, sample: Sample) -> Row:
     messages = sample.messages
     if messages[0]["role"] != "system":  # as the policy will see it in reinforcement learning
         messages = get("task", sample.task).obj.prompt(sample).messages
-    encoded, mask = chat.encode_dialogue(messages, {m.id: m for m in sample.media})
+    encoded, mask = chat.encode_dialogue(messages, chat.shown(sample))
     return Row(encoded.tokens, encoded.vision, [t for t, own in enumerate(mask) if own])

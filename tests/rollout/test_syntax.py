@@ -114,8 +114,28 @@ def test_calls_in_thought() -> None:
 @given(
     st.lists(
         st.sampled_from(
-            "<tool_code> </tool_code> ```json ``` <tool_call> </tool_call> crop( ) image= 'a' { } "
-            '"name":"a" <think> </think> <answer> \n print( \x00 é'.split(" ")
+            [
+                "<tool_code>",
+                "</tool_code>",
+                "```json",
+                "```",
+                "<tool_call>",
+                "</tool_call>",
+                "crop(",
+                ")",
+                "image=",
+                "'a'",
+                "{",
+                "}",
+                '"name":"a"',
+                "<think>",
+                "</think>",
+                "<answer>",
+                "\n",
+                "print(",
+                "\x00",
+                "é",
+            ]
         ),
         max_size=14,
     ),
