@@ -1,266 +1,331 @@
 """The embedded engine: transformers on the trainer's own model, CPU or GPU, no server.
 
-A context is encoded once (vision and prefix) and its cache shared by its continuations; a context that extends an
-earlier continuation is only encoded from where that one ended.
+It batches continuously: rows join and leave between decoding steps. A context is computed once (vision and text) and
+its cache shared by its continuations; one that extends an earlier continuation is only computed from where that ended.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmrl import families
-from mmrl.chat import Chat, pad_rows
-from mmrl.families import VisionInput, mask_banned
+from mmrl.chat import Chat
+from mmrl.families import mask_banned
+from mmrl.policy.shard import is_sharded
 from mmrl.registry import register
 from mmrl.rollout import lockstep
+from mmrl.rollout.attention import grouped_attention
+from mmrl.rollout.contexts import Context, Forward, Kept, encode
 from mmrl.rollout.engine import Request, Sampled
+from mmrl.rollout.features import FeatureCache, version
 from mmrl.rollout.sampling import choose, derive_seed, uniforms
 
-Forward = Generator[dict[str, Any], Any, Any]  # yields inputs of `model.forward`, is sent the outputs
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from mmrl.rollout.kv import KV, Piece
+
+STEPS = 8  # decoding steps after which `step` looks up: a tool may have answered
+ROOM = 64  # columns that a cache is given for decoding, more as it grows
 
 
-@dataclass
-class Cache:
-    """Keys and values of rows. Columns whose `attention` is 0 are padding or belong to no row's text."""
+@dataclass(eq=False)
+class _Job:
+    """A request under way."""
 
-    keys: list[Tensor]  # of each layer [N, H, L, D]
-    values: list[Tensor]
-    attention: Tensor  # [N, L]
-
-    def select(self, rows: Tensor) -> Cache:
-        return Cache([k[rows] for k in self.keys], [v[rows] for v in self.values], self.attention[rows])
-
-    @staticmethod
-    def of(cache: Any, attention: Tensor) -> Cache:
-        return Cache([x.keys for x in cache.layers], [x.values for x in cache.layers], attention)
+    ticket: int
+    request: Request
+    done: dict[int, Sampled] = field(default_factory=dict)  # continuations by number
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Where one continuation left its cache: what the next turn starts from."""
-
-    cache: Cache
-    row: int
-    tokens: list[int]  # that the cache has been computed for
-    media: int  # how many media they hold
-
-
-@dataclass
-class _Row:
+@dataclass(eq=False)
+class Row:
     """One continuation under way."""
 
-    request: int
-    tokens: list[int]
-    logp: list[float]
+    job: _Job
+    index: int  # number of the continuation
+    context: Context
+    uniform: Any  # of each token that it may sample, numpy float64
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def request(self) -> Request:
+        return self.job.request
+
+    @property
+    def fed(self) -> int:
+        """Tokens that its cache holds: all but the last sampled."""
+        return len(self.context.tokens) + max(0, len(self.tokens) - 1)
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still sample."""
+        return self.request.max_new_tokens - len(self.tokens)
 
 
 @register("engine", "transformers")
 class TransformersEngine:
     """Batched sampling with a decoding loop of its own.
 
+    Weights may change between calls when nothing is under way: what was computed with others is never used again. Where
+    they are changed other than in place, call `sync`.
+
     Args:
         model: a supported vision-language model, plain or wrapped by PEFT or FSDP2; it is put into eval mode while it
             samples and returned to its former mode.
         chat: its chat format (stop, padding and banned ids).
-        batch_tokens: tokens, padding included, that one batch may come to hold (rows x longest context and answer).
-            Bounds the memory of the cache.
+        batch_tokens: tokens that the running batch may come to hold (rows x longest context and answer); a single row
+            may be longer. As many again are kept of turns that are to be extended.
     """
 
     def __init__(self, model: Any, chat: Chat, *, batch_tokens: int = 131072) -> None:
         self.model = model
         self.chat = chat
         self.batch_tokens = batch_tokens
+        self._synced = 0
+        self._tickets = 0
+        self._features = FeatureCache(model, batch_tokens)
+        # oldest first; a state that no caller holds any more is gone
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._reset()
 
-    @torch.no_grad()
+    # --- what callers use -------------------------------------------------------------------------------------------
+
     def generate(self, requests: Sequence[Request]) -> list[list[Sampled]]:
         """See `Engine.generate`. With a sharded model all ranks call this together, with any requests or none."""
+        for request in requests:
+            self._check(request)
+        tickets = [self._add(r) for r in requests]
+        self._run(self._rounds(lambda: all(t in self._done for t in tickets)))
+        return [self._done.pop(t) for t in tickets]
+
+    def add(self, request: Request) -> int:
+        """Put a request into the queue; the ticket under which `step` gives its continuations.
+
+        Raises ValueError where its state is that of another context, or where media and placeholders differ.
+        """
+        self._check(request)
+        return self._add(request)
+
+    def step(self) -> list[tuple[int, list[Sampled]]]:
+        """Decode until a request is whole, but a few steps at most so that new ones can join: there may be none yet."""
+        begun = self._decoded
+        self._run(self._rounds(lambda: bool(self._done) or self._decoded >= begun + STEPS))
+        out = list(self._done.items())
+        self._done.clear()
+        return out
+
+    def sync(self) -> None:
+        """The weights are others now. Needed only where they were not changed in place."""
+        self._synced += 1
+        self._features.clear()
+
+    # --- the queue --------------------------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        state = request.state
+        if state is not None and not state.fits(request.tokens):
+            raise ValueError("a request's tokens do not extend the continuation whose state it carries")
+        if request.max_new_tokens < 1:
+            raise ValueError(f"a request for {request.max_new_tokens} new tokens")
+        config = families.base_model(self.model).config
+        families.check_counts(config, torch.tensor([request.tokens]), [request.vision])
+
+    def _add(self, request: Request) -> int:
+        self._tickets += 1
+        job = _Job(self._tickets, request)
+        if request.n:
+            self._waiting.append(job)
+        else:
+            self._done[job.ticket] = []
+        return job.ticket
+
+    def _reset(self) -> None:
+        """Forget everything that is under way."""
+        self._waiting: deque[_Job] = deque()
+        self._ready: deque[Row] = deque()  # their contexts are computed
+        self._rows: list[Row] = []  # the running batch, rows that ended since it was made included
+        self._kv: KV | None = None  # theirs
+        self._token = self._position = torch.empty(0)  # [N]: what they are fed next, and where
+        self._idle = 0  # row-steps lost since the batch was made, to rows that ended or wait
+        self._decoded = 0  # steps
+        self._done: dict[int, list[Sampled]] = {}
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _run(self, rounds: Generator[dict[str, Any], Any, None]) -> None:
         training = self.model.training
         self.model.eval()
+        self._version = self._synced + version(self.model)
         try:
-            return lockstep.run(self.model, self._generate(requests))
+            with grouped_attention(self.model) as self._grouped:
+                lockstep.run(self.model, rounds)
+        except BaseException:
+            self._reset()
+            raise
         finally:
             self.model.train(training)
+        self._evict()
 
-    def _generate(self, requests: Sequence[Request]) -> Generator[dict[str, Any], Any, list[list[Sampled]]]:
-        out: list[list[Sampled]] = [[] for _ in requests]
-        for batch in self._batches(requests):
-            for number, sampled in zip(batch, (yield from self._batch([requests[i] for i in batch])), strict=True):
-                out[number] = sampled
-        return out
+    def _rounds(self, enough: Callable[[], bool]) -> Generator[dict[str, Any], Any, None]:
+        while (self._waiting or self._ready or self._rows) and not enough():
+            if self._due():
+                yield from self._renew()
+            if self._rows:
+                yield from self._decode()
 
-    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Numbers of the requests that are computed together: fresh contexts and extended ones apart, by length."""
-        order = sorted(range(len(requests)), key=lambda i: (requests[i].state is not None, len(requests[i].tokens), i))
-        for _, same in itertools.groupby(order, key=lambda i: requests[i].state is not None):
-            batch: list[int] = []
-            rows, width = 0, 0
-            for i in same:
-                wide = max(width, len(requests[i].tokens) + requests[i].max_new_tokens)
-                if batch and (rows + requests[i].n) * wide > self.batch_tokens:
-                    yield batch
-                    batch, rows, wide = [], 0, len(requests[i].tokens) + requests[i].max_new_tokens
-                batch.append(i)
-                rows, width = rows + requests[i].n, wide
-            yield batch
+    def _due(self) -> bool:
+        """Whether the batch is to be made anew: rows join, and those that ended leave.
 
-    def _batch(self, requests: Sequence[Request]) -> Generator[dict[str, Any], Any, list[list[Sampled]]]:
-        """Encode the contexts, share each one's cache among its continuations, decode until the last has ended."""
-        device = next(self.model.parameters()).device
-        output, attention, position = yield from self._encode(requests, device)
-        owner = [r for r, request in enumerate(requests) for _ in range(request.n)]
-        rows = [_Row(r, [], []) for r in owner]
-        uniform = torch.zeros(len(rows), max(r.max_new_tokens for r in requests), dtype=torch.float64)
-        for r, same in itertools.groupby(range(len(rows)), key=owner.__getitem__):
-            for j, n in enumerate(same):
-                count = requests[r].max_new_tokens
-                uniform[n, :count] = uniforms(derive_seed(requests[r].seed, j), count)
-        index = torch.tensor(owner, device=device)
-        cache, logits = output.past_key_values, output.logits[:, -1][index]
-        cache.batch_select_indices(index)
-        attention, position = attention[index], position[index]
-        uniform = uniform.to(device)
-        temperature = torch.tensor([requests[r].temperature for r in owner], device=device)
-        top_p = torch.tensor([requests[r].top_p for r in owner], device=device)
-        kept: dict[int, Kept] = {}
-
-        live = list(range(len(rows)))  # rows of the batch, those that ended since the last compaction included
-        ended = [False] * len(rows)
-        for step in itertools.count():
-            logp = mask_banned(logits, self.chat.banned_ids).log_softmax(-1)  # [N, V]
-            at = torch.tensor(live, device=device)
-            token = self._choose(rows, live, logp, uniform[at, step], temperature[at], top_p[at])
-            chosen = zip(token.tolist(), logp.gather(-1, token[:, None])[:, 0].tolist(), strict=True)
-            for n, (token_id, value) in zip(live, chosen, strict=True):
-                row = rows[n]
-                if not ended[n]:
-                    row.tokens.append(token_id)
-                    row.logp.append(value)
-                    request = requests[row.request]
-                    ended[n] = token_id in self.chat.stop_ids or len(row.tokens) == request.max_new_tokens
-            running = [i for i, n in enumerate(live) if not ended[n]]
-            if len(running) <= 0.75 * len(live):  # copying the cache costs about as much as some steps
-                now = Cache.of(cache, attention)
-                self._keep(kept, requests, rows, live, [i for i, n in enumerate(live) if ended[n]], now)
-                if not running:
-                    break
-                stay = torch.tensor(running, device=device)
-                cache.batch_select_indices(stay)
-                attention, position, token = attention[stay], position[stay], token[stay]
-                live = [live[i] for i in running]
-            running_now = torch.tensor([[not ended[n]] for n in live], device=device)
-            attention = torch.cat([attention, running_now.to(attention.dtype)], dim=1)
-            output = yield {
-                "input_ids": token[:, None],
-                "attention_mask": attention,
-                "position_ids": position[None, :, None].expand(3, -1, 1),
-                "past_key_values": cache,
-                "use_cache": True,
-            }
-            cache, logits = output.past_key_values, output.logits[:, -1]
-            position = position + 1
-        return self._results(requests, rows, kept)
-
-    def _choose(
-        self, rows: list[_Row], live: list[int], logp: Tensor, uniform: Tensor, temperature: Tensor, top_p: Tensor
-    ) -> Tensor:
-        """The next token of each live row [N]."""
-        return choose(logp, uniform, temperature, top_p)
-
-    def _encode(self, requests: Sequence[Request], device: torch.device) -> Forward:
-        """One pass over the contexts, or over what they add to their kept caches, left-padded.
-
-        Returns the output, the attention over all columns [R, L] and the position of the next token [R].
+        That costs about a decoding step of the running rows, so it is done when as much has been lost by waiting.
         """
-        states: list[Kept | None] = [r.state for r in requests]
-        for request, state in zip(requests, states, strict=True):
-            if state is not None and request.tokens[: len(state.tokens)] != state.tokens:
-                raise ValueError("a request's tokens do not extend the continuation whose state it carries")
-        new = [r.tokens[len(s.tokens) if s else 0 :] for r, s in zip(requests, states, strict=True)]
-        vision: list[list[VisionInput]] = [
-            r.vision[s.media if s else 0 :] for r, s in zip(requests, states, strict=True)
-        ]
-        whole, whole_attention = pad_rows([r.tokens for r in requests], self.chat.pad_id, left=True)
-        tokens, attention = pad_rows(new, self.chat.pad_id, left=True)
-        # left padding: the last columns of the whole rows are those of the new tokens
-        positions = families.rope_positions(self.model, whole, whole_attention, [r.vision for r in requests])
-        old = _join([s for s in states if s is not None])
-        attention = attention.to(device)
-        if old is not None:
-            attention = torch.cat([old.attention, attention], dim=1)
-        inputs = families.forward_inputs(
-            self.model, tokens.to(device), attention, vision, positions[:, :, -tokens.shape[1] :]
-        )
-        output = yield inputs | {"past_key_values": _dynamic(old), "use_cache": True, "logits_to_keep": 1}
-        # the last token, not the largest position: a long clip's times may reach beyond those of the text behind it
-        return output, attention, positions[:, :, -1].amax(0).to(device) + 1
+        running = sum(not r.ended for r in self._rows)
+        return not running or self._idle >= running or (self._kv is not None and self._kv.full)
 
-    def _keep(
-        self,
-        kept: dict[int, Kept],
-        requests: Sequence[Request],
-        rows: list[_Row],
-        live: list[int],
-        ended: list[int],
-        cache: Cache,
-    ) -> None:
-        """Remember the caches of rows (places in `live`) that ended and that the caller may extend."""
-        ended = [
-            i for i in ended if requests[rows[live[i]].request].keep and rows[live[i]].tokens[-1] in self.chat.stop_ids
-        ]
-        if not ended:
-            return
-        own = cache.select(torch.tensor(ended, device=cache.attention.device))
-        for place, i in enumerate(ended):
-            row = rows[live[i]]
-            request = requests[row.request]
-            # the last sampled token was never fed back
-            kept[live[i]] = Kept(own, place, [*request.tokens, *row.tokens[:-1]], len(request.vision))
+    def _renew(self) -> Forward:
+        from mmrl.rollout.kv import join
 
-    def _results(self, requests: Sequence[Request], rows: list[_Row], kept: dict[int, Kept]) -> list[list[Sampled]]:
-        out: list[list[Sampled]] = [[] for _ in requests]
-        for n, row in enumerate(rows):
-            stopped = row.tokens[-1] in self.chat.stop_ids
-            out[row.request].append(Sampled(row.tokens, row.logp, stopped, kept.get(n)))
-        return out
+        stay = [i for i, row in enumerate(self._rows) if not row.ended]
+        rows, pieces = [self._rows[i] for i in stay], [self._piece(i) for i in stay]
+        token, position = self._token[stay], self._position[stay]
+        contexts = self._admitted(rows)
+        if contexts:
+            features = None if is_sharded(self.model) else self._features
+            yield from encode(self.model, self.chat, contexts, features)
+        joining: list[Row] = []
+        while self._ready and self._fits([*rows, *joining], self._ready[0].request):
+            joining.append(self._ready.popleft())
+        if joining:
+            begun = [r.context for r in joining]
+            first = self._sample(joining, torch.stack([c.logits for c in begun]), lambda i: begun[i].piece)
+            new = [i for i, row in enumerate(joining) if not row.ended]
+            rows += [joining[i] for i in new]
+            pieces += [begun[i].piece for i in new]
+            token = torch.cat([token.to(first), first[new]])
+            position = torch.cat([position.to(first), torch.tensor([begun[i].position for i in new]).to(first)])
+        old, self._kv = self._kv, None
+        if rows:
+            room = min(max(r.left for r in rows), max(ROOM, max(p.length for p in pieces)))
+            self._kv = join(pieces, room, used_up=old)
+        self._rows, self._token, self._position, self._idle = rows, token, position, 0
+        self._evict()
+
+    def _admitted(self, rows: list[Row]) -> list[Context]:
+        """The contexts of the requests that come next, as many as there is room for beside `rows`; equal ones once."""
+        contexts: dict[Any, Context] = {}
+        beside = [*rows, *self._ready]
+        while self._waiting:
+            job = self._waiting[0]
+            request, state = job.request, job.request.state
+            if state is not None and (state.kv is None or state.version != self._version):
+                state = None
+            key = (id(state), tuple(request.tokens), tuple(map(id, request.vision)))
+            context = contexts.get(key) or Context(request.tokens, request.vision, state)
+            if not self._fits(beside, request):
+                break
+            self._waiting.popleft()
+            contexts[key] = context
+            new = [Row(job, j, context, _draws(request, j)) for j in range(request.n)]
+            self._ready += new
+            beside += new
+        return list(contexts.values())
+
+    def _fits(self, rows: Sequence[Row], request: Request) -> bool:
+        """Whether one more row, of this request, can join these."""
+        longest = max(len(r.tokens) + r.max_new_tokens for r in (request, *(row.request for row in rows)))
+        return not rows or (len(rows) + 1) * longest <= self.batch_tokens
+
+    def _decode(self) -> Forward:
+        """Feed each row its last token and sample the next."""
+        assert self._kv is not None
+        assert self._kv.mask is not None
+        mask = self._kv.mask[:, : self._kv.width + 1]
+        output = yield {
+            "input_ids": self._token[:, None],
+            "attention_mask": mask[:, None, None] if self._grouped else mask.long(),
+            "position_ids": self._position[None, :, None].expand(3, -1, -1),
+            "past_key_values": self._kv,
+            "use_cache": True,
+        }
+        self._token = self._sample(self._rows, output.logits[:, -1], self._piece)
+        self._position = self._position + 1
+        self._decoded += 1
+        live = [r for r in self._rows if not r.ended]
+        if not live:
+            self._rows, self._kv = [], None
+        self._idle += len(self._rows) - len(live)
+        if self._waiting and self._fits(live, self._waiting[0].request):
+            self._idle += sum(job.request.n for job in self._waiting)
+
+    def _piece(self, place: int) -> Piece:
+        """The cache of a row of the running batch."""
+        from mmrl.rollout.kv import Piece
+
+        assert self._kv is not None
+        return Piece(self._kv, place, self._kv.width - self._rows[place].fed, self._kv.width)
+
+    # --- tokens -----------------------------------------------------------------------------------------------------
+
+    def _sample(self, rows: list[Row], logits: Tensor, piece: Callable[[int], Piece]) -> Tensor:
+        """Sample a token for each row [N] from its logits [N, V]; rows that end with it become results."""
+        logp = mask_banned(logits, self.chat.banned_ids).log_softmax(-1)
+        token = self._choose(rows, logp)
+        chosen = zip(token.tolist(), logp.gather(-1, token[:, None])[:, 0].tolist(), strict=True)
+        for i, (row, (token_id, value)) in enumerate(zip(rows, chosen, strict=True)):
+            if row.ended:
+                continue
+            row.tokens.append(token_id)
+            row.logp.append(value)
+            stopped = token_id in self.chat.stop_ids
+            row.ended = stopped or len(row.tokens) == row.request.max_new_tokens
+            if row.ended:
+                state = self._keep(row, piece(i)) if stopped and row.request.keep else None
+                self._finish(row, Sampled(row.tokens, row.logp, stopped, state))
+        return token
+
+    def _choose(self, rows: Sequence[Row], logp: Tensor) -> Tensor:
+        """The next token of each row [N]."""
+        device = logp.device
+        uniform = torch.tensor([r.uniform[min(len(r.tokens), len(r.uniform) - 1)] for r in rows], dtype=torch.float64)
+        temperature = torch.tensor([r.request.temperature for r in rows], device=device)
+        top_p = torch.tensor([r.request.top_p for r in rows], device=device)
+        return choose(logp, uniform.to(device), temperature, top_p)
+
+    def _finish(self, row: Row, sampled: Sampled) -> None:
+        job = row.job
+        job.done[row.index] = sampled
+        if len(job.done) == job.request.n:
+            self._done[job.ticket] = [job.done[j] for j in range(job.request.n)]
+
+    def _keep(self, row: Row, piece: Piece) -> Kept:
+        """Remember the cache of a row that ended and that the caller may extend; the oldest ones give way."""
+        from mmrl.rollout.kv import join
+
+        tokens = [*row.context.tokens, *row.tokens[:-1]]
+        position = row.context.position + len(row.tokens) - 1
+        kept = Kept(join([piece], 0), self._version, tokens, len(row.context.vision), position)
+        self._kept[id(kept)] = kept
+        return kept
+
+    def _evict(self) -> None:
+        """Drop the oldest caches that are kept over the limit: their contexts will be computed again."""
+        kept = [k for k in list(self._kept.values()) if k.kv is not None]
+        total = sum(len(k.tokens) for k in kept)
+        for old in kept:
+            if total <= self.batch_tokens:
+                return
+            old.kv = None
+            total -= len(old.tokens)
 
 
-def _join(states: Sequence[Kept]) -> Cache | None:
-    """The rows of kept caches in one cache, in the order of `states`, left-padded to the longest."""
-    if not states:
-        return None
-    groups: dict[int, tuple[Cache, list[int]]] = {}
-    for place, state in enumerate(states):
-        groups.setdefault(id(state.cache), (state.cache, []))[1].append(place)
-    pieces = [c.select(torch.tensor([states[p].row for p in places])) for c, places in groups.values()]
-    order = torch.tensor([p for _, places in groups.values() for p in places]).argsort()
-    width = max(p.attention.shape[1] for p in pieces)
-
-    def join(parts: list[Tensor], dim: int) -> Tensor:
-        return torch.cat([_pad_left(part, width, dim) for part in parts])[order.to(parts[0].device)]
-
-    layers = range(len(pieces[0].keys))
-    return Cache(
-        [join([p.keys[i] for p in pieces], 2) for i in layers],
-        [join([p.values[i] for p in pieces], 2) for i in layers],
-        join([p.attention for p in pieces], 1),
-    )
-
-
-def _pad_left(part: Tensor, width: int, dim: int) -> Tensor:
-    shape = list(part.shape)
-    shape[dim] = width - shape[dim]
-    return torch.cat([part.new_zeros(shape), part], dim=dim)
-
-
-def _dynamic(cache: Cache | None) -> Any:
-    from transformers import DynamicCache
-
-    if cache is None:
-        return DynamicCache()
-    return DynamicCache(zip(cache.keys, cache.values, strict=True))
+def _draws(request: Request, number: int) -> Any:
+    """The uniform number of each token of a continuation."""
+    return uniforms(derive_seed(request.seed, number), request.max_new_tokens).numpy()

@@ -1,112 +1,13 @@
-"""Tiny models of both families with random weights, and an engine that is forced to write given texts."""
+"""The tiny models as a fixture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
-from PIL import Image
+from tiny_models import CROP, ZOOM, ForcedEngine, Tiny, build, make_prompt, picture, rescore
 
-from mmrl.chat import Chat
-from mmrl.media import image_ref
-from mmrl.policy.tiny import TinyFamily, make_config, make_model, make_processor, train_tokenizer
-from mmrl.rollout.engine import Request
-from mmrl.rollout.tools import tools_prompt
-from mmrl.rollout.transformers_engine import TransformersEngine
-from mmrl.types import Answer, MediaRef, Prompt, Sample
-
-CROP = '<tool_call>{"name": "crop", "arguments": {"image": "img_1", "box": [0, 0, 500, 500]}}</tool_call>'
-ZOOM = '<tool_call>{"name": "zoom", "arguments": {"image": "img_1", "point": [500, 500]}}</tool_call>'
-TOOLS = ("crop", "zoom")
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """A tiny model with its chat format."""
-
-    family: str
-    model: Any
-    chat: Chat
-
-
-def build(family: TinyFamily) -> Tiny:
-    corpus = [CROP, ZOOM, tools_prompt(TOOLS), "which colour? think and answer: red, blue, green", "img_2: region of"]
-    tokenizer = train_tokenizer(corpus, 500)
-    config = make_config(family, tokenizer, hidden=64, layers=2, vision_hidden=64, vision_layers=2)
-    model = make_model(config, seed=3)
-    with torch.no_grad():  # fresh weights hardly mix tokens: make context and pictures matter
-        for name, weight in model.model.named_parameters():
-            if weight.ndim == 2 and ("layers." in name or "merger" in name):
-                weight.mul_(5)
-        model.model.language_model.norm.weight.mul_(6)
-    return Tiny(family, model, Chat(make_processor(family, tokenizer), config))
+__all__ = ["CROP", "ZOOM", "ForcedEngine", "Tiny", "build", "make_prompt", "picture", "rescore"]
 
 
 @pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl"])
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     return build(request.param)
-
-
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A picture of noise, so that every part of it is different."""
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def make_prompt(key: str, text: str, *pictures: Image.Image, tools: tuple[str, ...] = TOOLS) -> Prompt:
-    media: tuple[MediaRef, ...] = tuple(image_ref(f"img_{i + 1}", p) for i, p in enumerate(pictures))
-    user = {
-        "role": "user",
-        "content": [*({"type": "image", "id": m.id} for m in media), {"type": "text", "text": text}],
-    }
-    sample = Sample(key, media, (user,), Answer("choice", "A"), "mcq")
-    return Prompt(sample, ({"role": "system", "content": tools_prompt(tools)}, user), tools)
-
-
-class ForcedEngine(TransformersEngine):
-    """Writes what `script` says instead of sampling; log-probs are those of the model.
-
-    `script(request, continuation)` gives the text of a turn, or None to let the model sample.
-    """
-
-    def __init__(self, model: Any, chat: Chat, script: Callable[[Request, int], str | None], **options: Any) -> None:
-        super().__init__(model, chat, **options)
-        self.script = script
-
-    def _batch(self, requests):  # type: ignore[no-untyped-def]
-        self._forced: list[list[int] | None] = []
-        for request in requests:
-            for j in range(request.n):
-                text = self.script(request, j)
-                self._forced.append(None if text is None else self._spell(text))
-        return (yield from super()._batch(requests))
-
-    def _spell(self, text: str) -> list[int]:
-        """A policy cannot sample control tokens, but it can spell them letter by letter."""
-        ids = self.chat.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [*ids, self.chat.end_of_turn]
-
-    def _choose(self, rows, live, logp, uniform, temperature, top_p):  # type: ignore[no-untyped-def]
-        token = super()._choose(rows, live, logp, uniform, temperature, top_p)
-        for i, n in enumerate(live):
-            forced, at = self._forced[n], len(rows[n].tokens)
-            if forced is not None and at < len(forced):
-                token[i] = forced[at]
-        return token
-
-
-def rescore(tiny: Tiny, trajectory: Any) -> torch.Tensor:
-    """Log-prob of each token [T] by one plain, unpadded, uncached forward pass over the whole trajectory."""
-    from mmrl import families
-
-    tokens = torch.tensor([trajectory.tokens])
-    with torch.no_grad():
-        inputs = families.forward_inputs(tiny.model, tokens, torch.ones_like(tokens), [trajectory.vision])
-        logits = tiny.model(**inputs, use_cache=False).logits
-    logp = families.mask_banned(logits, tiny.chat.banned_ids).log_softmax(-1)[0]
-    out = torch.full((tokens.shape[1],), float("nan"))
-    out[1:] = logp[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
-    return out

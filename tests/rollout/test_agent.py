@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CROP, ZOOM, ForcedEngine, Tiny, make_prompt, picture, rescore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_models import CROP, ZOOM, ForcedEngine, Tiny, make_prompt, picture, rescore
 
 from mmrl import registry
 from mmrl.config import RolloutConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import CROP, ForcedEngine, Tiny, make_prompt, picture, rescore
+from tiny_models import CROP, ForcedEngine, Tiny, make_prompt, picture, rescore
 
 from mmrl import registry
 from mmrl.config import RolloutConfig

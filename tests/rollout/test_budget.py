@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from conftest import CROP, ForcedEngine, Tiny, make_prompt, picture, rescore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_models import CROP, ForcedEngine, Tiny, make_prompt, picture, rescore
 
 from mmrl import registry
 from mmrl.chat import Chat

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from conftest import Tiny, make_prompt, picture
+from tiny_models import Tiny, make_prompt, picture
 
 from mmrl import registry
 from mmrl.config import RolloutConfig

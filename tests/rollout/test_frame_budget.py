@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ForcedEngine, Tiny, picture
 from media.clips import BIKES, CARPHONE
 from pydantic import ValidationError
+from tiny_models import ForcedEngine, Tiny, picture
 
 from mmrl.chat import Encoded
 from mmrl.config import RolloutConfig, load_config

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from conftest import CROP, ZOOM, ForcedEngine, Tiny, make_prompt, picture, rescore
+from tiny_models import CROP, ZOOM, ForcedEngine, Tiny, make_prompt, picture, rescore
 
 from mmrl import families
 from mmrl.chat import pad_rows
@@ -123,8 +123,8 @@ def test_whatever_the_batch_the_numbers_are_the_same(tiny: Tiny, trajectories: l
     """One prompt alone, in another order, in batches of one row, without shared caches: the same rollouts."""
 
     class Forgetful(ForcedEngine):
-        def generate(self, requests):  # type: ignore[no-untyped-def]
-            return super().generate([dataclasses.replace(r, state=None) for r in requests])
+        def add(self, request):  # type: ignore[no-untyped-def]
+            return super().add(dataclasses.replace(request, state=None))
 
     engine = ForcedEngine(tiny.model, tiny.chat, script)
     everything = prompts()

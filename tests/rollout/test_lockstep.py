@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import CROP, ForcedEngine, build, make_prompt, picture
+from tiny_models import CROP, ForcedEngine, build, make_prompt, picture
 
 from mmrl import families
 from mmrl.config import RolloutConfig

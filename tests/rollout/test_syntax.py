@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from conftest import CROP, ForcedEngine, Tiny, make_prompt, picture
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import CROP, ForcedEngine, Tiny, make_prompt, picture
 
 from mmrl.config import ConfigError, RolloutConfig, load_config
 from mmrl.rollout import rollout

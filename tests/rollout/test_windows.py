@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ForcedEngine, Tiny, picture, rescore
 from media.clips import BIKES, VARIABLE, encode
+from tiny_models import ForcedEngine, Tiny, picture, rescore
 
 from mmrl import families
 from mmrl.chat import Chat

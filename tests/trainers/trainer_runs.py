@@ -121,8 +121,8 @@ def kill_in_rollout(step: int) -> None:
     def deadly(engine: Any, *rest: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == step:
-            generate = engine.generate
-            engine.generate = lambda requests: (generate(requests), os.kill(os.getpid(), signal.SIGKILL))
+            sample_some = engine.step
+            engine.step = lambda: (sample_some(), os.kill(os.getpid(), signal.SIGKILL))
         return sample(engine, *rest, **options)
 
     rl.rollout = deadly
