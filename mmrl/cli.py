@@ -18,6 +18,7 @@ from rich.table import Table
 from mmrl.config import Component, ConfigError, RunConfig, load_config, load_sft_config
 from mmrl.registry import KINDS, STAGES, Entry, UnknownName, bind, entries, nearest
 from mmrl.tools_cli import app as tools_app
+from mmrl.tools_cli import connect_servers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,7 @@ def train(
     Example: mmrl train grpo-care data.train=\[shards/train] rollout.group=8 train.steps=200
     """
     config = load_config(recipe, overrides or [])
+    connect_servers(config.rollout.mcp)
     check_components(config)
     if check:
         _print_settings(config)

@@ -121,6 +121,11 @@ class RolloutConfig(Section):
     tool_options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="settings of tools, such as {text_search: {corpus: FOLDER}}"
     )
+    mcp: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="MCP servers, whose tools are named SERVER.TOOL, such as {maps: {command: maps-server}} or "
+        "{wiki: {url: URL}} (see mmrl_tools/mcp.py)",
+    )
     tool_concurrency: int = Field(32, gt=0, description="calls that run at the same time")
     tool_failures: int = Field(5, gt=0, description="failures of a tool in a row after which it rests")
     tool_rest: float = Field(30.0, ge=0, description="seconds that such a tool rests before it is tried again")

@@ -12,13 +12,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.config import ConfigError
-from mmrl.registry import UnknownName, entries, get, nearest
+from mmrl.config import ConfigError, RolloutConfig, load_config
+from mmrl.registry import UnknownName, entries, get, load_plugins, nearest
 
 if TYPE_CHECKING:
     from mmrl.types import MediaRef
 
 app = typer.Typer(help="The tools that a policy may call.", no_args_is_help=True)
+
+
+Recipe = Annotated[str | None, typer.Option("--recipe", "-r", help="a recipe, for its MCP servers and tool settings")]
+
+
+def connect_servers(servers: dict[str, dict[str, Any]]) -> None:
+    """Start or reach the MCP servers of a recipe, so that their tools are known by name. Raises ConfigError."""
+    if not servers:
+        return
+    load_plugins()
+    from mmrl_tools.mcp import connect
+
+    try:
+        connect(servers)
+    except (ValueError, ConnectionError, TimeoutError, RuntimeError) as error:
+        raise ConfigError(f"rollout.mcp: {error}") from error
 
 
 @app.command("list")
@@ -27,11 +43,14 @@ def list_tools(
     schema: Annotated[
         bool, typer.Option("--schema", help="their JSON schemas, one a line, as a prompt shows them")
     ] = False,
+    recipe: Recipe = None,
 ) -> None:
     """List tools with their arguments and limits.
 
     Example: mmrl tools list crop zoom --schema
     """
+    if recipe:
+        connect_servers(load_config(recipe).rollout.mcp)
     known = [e.name for e in entries("tool")]
     for name in names or []:
         if name not in known:
@@ -71,6 +90,7 @@ def call(
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the pictures that the tool makes")] = Path(),
     seed: Annotated[int, typer.Option(help="for tools that draw random numbers")] = 0,
+    recipe: Recipe = None,
 ) -> None:
     r"""Run one call: the observation as the policy reads it, then the result as JSON; pictures are written to files.
 
@@ -82,6 +102,8 @@ def call(
     from mmrl.rollout.events import media_event
     from mmrl.types import Answer, Sample, ToolCall
 
+    rollout = load_config(recipe).rollout if recipe else RolloutConfig()
+    connect_servers(rollout.mcp)
     known = [e.name for e in entries("tool")]
     if name not in known:
         raise UnknownName(f"no tool named {name!r}: {nearest(name, known)}")
@@ -90,7 +112,12 @@ def call(
     options = dict(_setting(o) for o in option or [])
     refs = _media(media or [])
     sample = Sample("shell", tuple(refs), (), Answer("text", ""), "", notes)
-    context = ToolContext({r.id: r for r in refs}, seed, sample=sample, settings={name: options})
+    context = ToolContext(
+        {r.id: r for r in refs},
+        seed,
+        sample=sample,
+        settings={**rollout.tool_options, name: {**rollout.tool_options.get(name, {}), **options}},
+    )
     result = call_tool(ToolCall(name, given), context)
     files = {ref.id: _written(ref, out) for ref in result.media}
     print(result.text)

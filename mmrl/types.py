@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MediaKind = Literal["image", "video"]
 AnswerKind = Literal[
-    "choice", "choices", "number", "text", "box", "boxes", "point", "span", "order", "rotation", "tests"
+    "choice", "choices", "number", "text", "box", "boxes", "point", "span", "order", "rotation", "tests", "expression"
 ]
 Box = tuple[float, float, float, float]  # xyxy, pixels of the upright stored picture
 
@@ -48,7 +48,8 @@ class MediaRef:
 class Answer:
     """The right answer, typed. `value`: choice "B"; choices ["A", "C"], all that are right; number 3.0; text "cat" or
     a list of accepted texts; box xyxy pixels; order [2, 0, 1, 3]; rotation in degrees clockwise (0, 90, 180, 270);
-    span seconds [a, b]; tests, a list of unit tests of a transcription."""
+    span seconds [a, b]; tests, a list of unit tests of a transcription; expression {"numbers": [3, 3, 8, 8], "target":
+    24}, right being any arithmetic that makes the target of the numbers, each used once."""
 
     kind: AnswerKind
     value: Any

@@ -36,6 +36,7 @@ TASKS = {  # of an answer whose row names none
     "order": "ordering",
     "rotation": "rotation_angle",
     "tests": "transcription",
+    "expression": "points24",
 }
 
 

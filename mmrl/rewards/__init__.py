@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mmrl.registry import get
-from mmrl.rewards import accuracy, format
+from mmrl.rewards import accuracy, clarify, environment, format, looked, partial, safety
 from mmrl.types import Trajectory
 
 Weights = Mapping[str, float] | Callable[[Trajectory], Mapping[str, float]]
 
-__all__ = ["accuracy", "format", "score"]
+__all__ = [
+    "accuracy",
+    "clarify",
+    "environment",
+    "format",
+    "looked",
+    "partial",
+    "safety",
+    "score",
+]
 
 
 def score(trajectories: Sequence[Trajectory], weights: Weights) -> None:

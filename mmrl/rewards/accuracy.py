@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from mmrl.registry import register
+from mmrl.rewards.expression import makes
 from mmrl.rewards.extract import Status, extract
 from mmrl.rewards.unit_tests import share_passed
 from mmrl.types import Answer, Trajectory
@@ -34,7 +35,8 @@ def compare(value: object, answer: Answer, *, tolerance: float = 1e-6) -> float:
 
     A choice compares letters; choices are right as a whole set; text compares without case, punctuation at the ends
     and repeated spaces, with any of the accepted texts; a rotation compares modulo 360; an order must be the whole
-    order; a point must lie in the box that is given as the right answer, or equal the point.
+    order; an expression must make the target of the numbers; a point must lie in the box that is given, or
+    equal the point.
     """
     right = answer.value
     if answer.kind == "choice":
@@ -43,6 +45,8 @@ def compare(value: object, answer: Answer, *, tolerance: float = 1e-6) -> float:
         return float(isinstance(value, list) and sorted(map(str, value)) == sorted(map(str, right)))
     if answer.kind == "tests":
         return share_passed(right, str(value))
+    if answer.kind == "expression":
+        return float(makes(str(value), right["numbers"], right["target"]))
     if answer.kind == "text":
         accepted = right if isinstance(right, list | tuple) else [right]
         return float(plain(str(value)) in {plain(str(a)) for a in accepted})

@@ -67,7 +67,7 @@ def read(text: str, answer: Answer) -> tuple[Status, Any]:
     if answer.kind in ("number", "rotation"):
         value = read_number(text.removesuffix("°").removesuffix("degrees") if answer.kind == "rotation" else text)
         return (Status.OK, value) if value is not None else (Status.UNPARSED, None)
-    if answer.kind in ("text", "tests"):
+    if answer.kind in ("text", "tests", "expression"):
         return Status.OK, text.strip()
     numbers = _numbers(text)
     if answer.kind == "order":

@@ -211,10 +211,10 @@ def _bounded(name: str, result: ToolResult, limits: Limits) -> ToolResult:
 
 
 def _key(call: ToolCall, context: ToolContext) -> str:
-    """What the result of a call depends on: its arguments, the media of the dialogue, its settings, the seed."""
+    """What the result of a call depends on: its arguments, the dialogue's media, sample and settings, the seed."""
     media = [(m.id, m.hash, m.parent, m.region, str(m.info.get("window"))) for m in context.media.values()]
-    sample = context.sample.key if context.sample else ""
-    parts = [call.name, call.arguments, media, context.options, context.seed if _is_random(call) else 0, sample]
+    sample = (context.sample.key, str(dict(context.sample.meta))) if context.sample else ""
+    parts = [call.name, call.arguments, media, context.settings, context.seed if _is_random(call) else 0, sample]
     return json.dumps(parts, sort_keys=True, default=repr)
 
 

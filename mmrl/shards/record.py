@@ -174,6 +174,10 @@ def _problem(kind: str, value: Any, options: Sequence[str]) -> str:
     if kind == "tests":
         fits = isinstance(value, list) and value and all(isinstance(t, dict) and "type" in t for t in value)
         return "" if fits else "is a list of unit tests, each an object with a type"
+    if kind == "expression":
+        fits = isinstance(value, dict) and set(value) == {"numbers", "target"} and isinstance(value["numbers"], list)
+        whole = fits and all(type(n) is int and n >= 0 for n in (*value["numbers"], value["target"]))
+        return "" if whole and value["numbers"] else 'is {"numbers": [...], "target": ...}, whole numbers from 0 on'
     if kind == "number":
         return "" if _is_number(value) else "is a number"
     if kind == "rotation":

@@ -22,7 +22,8 @@ from mmrl.rollout.tools import (
     tools_prompt,
 )
 from mmrl.types import MediaRef, ToolCall, ToolResult
-from mmrl_tools.views import MIN_SIDE, crop, zoom
+from mmrl_tools.geometry import MIN_SIDE
+from mmrl_tools.views import crop, zoom
 
 
 def coordinates(width: int, height: int) -> Image.Image:
@@ -46,7 +47,9 @@ def do(tool: Any, where: ToolContext, **arguments: Any) -> MediaRef:
     (ref,) = result.media
     assert (ref.width, ref.height) == load_image(ref).size
     x1, y1, x2, y2 = ref.region
-    assert (x2 - x1, y2 - y1) == load_image(ref).size
+    size = (x2 - x1, y2 - y1)
+    assert ref.width / ref.height == pytest.approx(size[0] / size[1], rel=0.05)
+    assert (ref.width, ref.height) == size or min(ref.width, ref.height) == MIN_SIDE > min(size)  # enlarged
     assert corner(ref) == (x1, y1)
     return ref
 
@@ -87,6 +90,7 @@ def test_views_of_nothing_grow_to_the_least_side_inside_the_picture() -> None:
     assert do(crop, context(), image="img_1", box=[999, 999, 1000, 1000]).region == (372, 172, 400, 200)
     small = do(crop, context(20, 300), image="img_1", box=[0, 0, 10, 10])
     assert small.region == (0, 0, 20, 28)
+    assert (small.width, small.height) == (28, 39)  # no room to grow: enlarged
     thin = do(crop, context(8000, 400), image="img_1", box=[0, 500, 1000, 500])
     assert thin.width / thin.height <= 100
 

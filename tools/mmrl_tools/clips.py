@@ -24,6 +24,7 @@ from mmrl.rollout.tools import Limits, ToolContext, ToolError, schema
 from mmrl.timeline import Timeline
 from mmrl.types import Fault, FaultKind, MediaRef, ToolResult
 from mmrl.view import MOST_FRAMES, View, view_of, with_view
+from mmrl_tools import options
 
 MOST_TIMES = 8  # frames or windows of one call
 LISTED = 16  # times that are listed in a text; of more, the first and the last
@@ -152,7 +153,7 @@ def frame_select(arguments: Mapping[str, Any], context: ToolContext) -> ToolResu
 
     Errors: unknown_video, outside_clip (a time after the end, or outside of the window that the call names).
     """
-    most = _setting(context, "max_pixels", FRAME_PIXELS, low=MIN_SIDE**2, high=4_194_304)
+    most = options.count(context, "max_pixels", FRAME_PIXELS, low=MIN_SIDE**2, high=4_194_304)
     clip = _open(context, arguments["video"])
     outside = [t for t in arguments["times"] if not clip.low <= t <= clip.high + ROUNDED]
     if outside:
@@ -197,10 +198,10 @@ def video_window(arguments: Mapping[str, Any], context: ToolContext) -> ToolResu
     in the window that the call names).
     """
     windows = _windows(arguments)
-    fps = _setting(context, "fps", 2.0, low=0.01, high=120)
-    most = int(_setting(context, "max_frames", 16, low=2, high=MOST_FRAMES))
+    fps = options.number(context, "fps", 2.0, low=0.01, high=120)
+    most = options.count(context, "max_frames", 16, low=2, high=MOST_FRAMES)
     limited = "max_pixels" in context.options
-    pixels = int(_setting(context, "max_pixels", 0, low=MIN_SIDE**2, high=2**26)) if limited else None
+    pixels = options.count(context, "max_pixels", 0, low=MIN_SIDE**2, high=2**26) if limited else None
     clip = _open(context, arguments["video"])
     info = {**clip.ref.info, "timeline": clip.line.index()}  # so that only the window is read
     refs, lines, data = [], [], []
@@ -277,12 +278,3 @@ def _listed(times: Sequence[float]) -> str:
     if len(times) > LISTED:
         return f"{count} from {told(times[0])} to {told(times[-1])} s"
     return f"{count} at {', '.join(map(told, times))} s"
-
-
-def _setting(context: ToolContext, name: str, default: float, *, low: float, high: float) -> float:
-    """A number of the recipe. Raises ValueError."""
-    value = context.options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        where = f"rollout.tool_options.{context.name}.{name}"
-        raise ValueError(f"{where} is {value!r}: set it to a number from {low:g} to {high:g}")
-    return value

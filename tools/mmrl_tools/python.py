@@ -29,8 +29,8 @@ from mmrl.media import MediaError, normalise_image
 from mmrl.registry import register
 from mmrl.rollout.tools import Limits, ToolContext, ToolError, schema
 from mmrl.types import MediaRef, ToolResult
+from mmrl_tools.geometry import MAX_RATIO, MIN_SIDE
 from mmrl_tools.sandbox import Bounds, isolation, open_doors, run
-from mmrl_tools.views import MAX_RATIO, MIN_SIDE
 
 MOST_IMAGES = 32
 MOST_PIXELS = 64_000_000  # of all pictures that a call is given

@@ -14,10 +14,7 @@ from typing import Any
 from mmrl.registry import register
 from mmrl.rollout.tools import ToolContext, ToolError
 from mmrl.types import Box, ToolResult
-
-MIN_SIDE = 28  # pixels: one vision token of Qwen2.5-VL
-MAX_RATIO = 100  # of the sides; processors refuse 200
-SCALE = 1000
+from mmrl_tools.geometry import MAX_PIXELS, MAX_RATIO, MIN_SIDE, SCALE, fitted
 
 _IMAGE = {"type": "string"}
 
@@ -90,7 +87,9 @@ def _view(context: ToolContext, id: str, box: Box) -> ToolResult:
     original = context.media.get(ref.parent, ref)
     frame = ref.region if ref.region and original is not ref else (0.0, 0.0, float(ref.width), float(ref.height))
     region = _region(frame, box)
-    new = context.add(context.load(original).crop(region), original.id, region)
+    part = context.load(original).crop(region)
+    # a picture that is thinner itself leaves no room to grow: processors take it enlarged only
+    new = context.add(fitted(part, max(part.width * part.height, MAX_PIXELS)), original.id, region)
     told = [v * SCALE / side for v, side in zip(region, (original.width, original.height) * 2, strict=True)]
     return ToolResult(f"{new.id}: region {_numbers(told)} of {original.id}", (new,))
 

@@ -7,7 +7,22 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from mmrl_prep.puzzles import depth, grid, hard, jigsaw, patchfit, rotation, scene, video
+from mmrl_prep.puzzles import (
+    counting,
+    depth,
+    grid,
+    gridworld,
+    hard,
+    jigsaw,
+    measuring,
+    patchfit,
+    points24,
+    rotation,
+    scene,
+    screen,
+    search,
+    video,
+)
 from mmrl_prep.puzzles.depth import DepthPicture
 from mmrl_prep.puzzles.maker import Maker, PuzzleOptions
 from mmrl_prep.puzzles.puzzle import Puzzle, Unpuzzling
@@ -30,6 +45,13 @@ PUZZLES: dict[str, Maker] = {
     "video_jigsaw": Maker(video.video_jigsaw, "video", video.check_video),
     "temporal_order": Maker(video.temporal_order, "video", video.check_temporal),
     "depth_order": Maker(depth.make, "depth", depth.check),
+    "jigsaw_board": Maker(grid.make, "image", grid.check),
+    "visual_search": Maker(search.make, "image", search.check),
+    "counting": Maker(counting.make, "image", counting.check),
+    "measuring": Maker(measuring.make, "image", measuring.check),
+    "points24": Maker(points24.make, "image", points24.check),
+    "gridworld": Maker(gridworld.make, "image", gridworld.check),
+    "screen": Maker(screen.make, "image", screen.check),
 }
 
 __all__ = ["PUZZLES", "DepthPicture", "Maker", "Puzzle", "PuzzleOptions", "Unpuzzling"]
