@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -167,7 +168,10 @@ def evaluate(
     }
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     if out:
-        run |= {"model_hash": weights_hash(model), "reader_hash": weights_hash(reader)}
+        run |= {
+            "model_hash": getattr(engine, "identity", None) or weights_hash(model),
+            "reader_hash": weights_hash(reader),
+        }
         rows = {(r["key"], r["sample"]): r for r in _open(out, run)}
     rows = {place: r for place, r in rows.items() if not _failed(r)}
     wanted = [p for p in prompts if any((p.sample.key, i) not in rows for i in range(config.samples))]
@@ -217,9 +221,9 @@ def judge(trajectories: Sequence[Trajectory], chat: Chat, reader: Any) -> list[d
 
 
 def _answer_logp(trajectory: Trajectory, chat: Chat) -> float | None:
-    """Mean log-prob of the answer's tokens as they were sampled; None without an answer."""
-    places = answer_positions(trajectory, chat)
-    return sum(trajectory.logp[t] for t in places) / len(places) if places else None
+    """Mean log-prob of the answer's tokens as they were sampled; None without an answer, or without log-probs."""
+    found = [trajectory.logp[t] for t in answer_positions(trajectory, chat)]
+    return sum(found) / len(found) if found and not any(map(math.isnan, found)) else None
 
 
 def _rollout_config(config: EvalConfig, frames: int) -> RolloutConfig:

@@ -4,6 +4,7 @@ from mmrl.rollout.agent import rollout
 from mmrl.rollout.branch import Branch, branch
 from mmrl.rollout.calls import Tools, call_tool
 from mmrl.rollout.engine import Engine, Request, Sampled, make_engine
+from mmrl.rollout.openai_engine import OpenAIEngine
 from mmrl.rollout.tools import (
     Limits,
     ToolContext,
@@ -19,6 +20,7 @@ __all__ = [
     "Branch",
     "Engine",
     "Limits",
+    "OpenAIEngine",
     "Request",
     "Sampled",
     "ToolContext",

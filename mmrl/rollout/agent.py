@@ -65,7 +65,7 @@ def play(
     seconds = time.perf_counter() - start
     for dialogue in dialogues:
         dialogue.trajectory.meta["seconds"] = seconds
-        check(chat, dialogue.trajectory)
+        check(chat, dialogue.trajectory, exact=getattr(engine, "exact", True))
     return [d.trajectory for d in dialogues]
 
 

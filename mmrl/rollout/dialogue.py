@@ -109,6 +109,10 @@ def request(dialogue: Dialogue, config: RolloutConfig, n: int, seed: int) -> Req
 def speak(chat: Chat, dialogue: Dialogue, sampled: Sampled, asked: Request, config: RolloutConfig) -> bool:
     """Append a policy turn. Whether it holds calls that are to be run."""
     trajectory, number = dialogue.trajectory, dialogue.turn
+    if sampled.fault is not None:
+        trajectory.faults.append(replace(sampled.fault, turn=number))
+        trajectory.stop = StopReason.FAULT
+        return False
     dialogue.state = sampled.state
     dialogue.turn += 1
     start = len(trajectory.tokens) - dialogue.begun
@@ -204,10 +208,13 @@ def append(
     trajectory.turns.append(Turn(origin, text, start, len(trajectory.tokens)))
 
 
-def check(chat: Chat, trajectory: Trajectory) -> None:
-    """Raise ValueError where a finished trajectory breaks an invariant: these would be errors of this package."""
+def check(chat: Chat, trajectory: Trajectory, *, exact: bool = True) -> None:
+    """Raise ValueError where a finished trajectory breaks an invariant: these would be errors of this package.
+
+    exact: the engine gives log-probs; else all are nan, and none of the tokens can be learnt from.
+    """
     trajectory.check()
     families.check_counts(chat.config, torch.tensor([trajectory.tokens]), [trajectory.vision])
     for origin, logp in zip(trajectory.origin, trajectory.logp, strict=True):
-        if (origin is Origin.POLICY) == math.isnan(logp):
+        if math.isnan(logp) == (exact and origin is Origin.POLICY):
             raise ValueError(f"{trajectory.prompt.sample.key}/{trajectory.index}: {origin.name} token with logp {logp}")

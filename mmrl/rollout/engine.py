@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from mmrl.chat import Chat
 from mmrl.families import VisionInput
 from mmrl.registry import get
+from mmrl.types import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,13 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One continuation. `logp[i]` is log_softmax(mask_banned(logits))[tokens[i]], whatever the temperature was:
-    the number that the trainer computes again."""
+    the number that the trainer computes again. All are nan from an engine that cannot tell (its `exact` is False)."""
 
     tokens: list[int]
     logp: list[float]
     stopped: bool  # ended with a stop id, which is the last token; else cut at the limit
     state: Any = field(default=None, repr=False, compare=False)  # the engine's own
+    fault: Fault | None = None  # why there is no continuation: the tokens are none then, and the trajectory ends
 
 
 class Engine(Protocol):
