@@ -317,6 +317,14 @@ def load_sft_config(recipe: str | None = None, overrides: Sequence[str] = ()) ->
     return _validated(read_settings(recipe, overrides), SftConfig)
 
 
+def key_value(text: str, option: str) -> tuple[str, Any]:
+    """What a command-line `option` KEY=VALUE says, the value read as YAML. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{option} {text!r}: write KEY=VALUE")
+    return key, yaml.safe_load(value)
+
+
 def read_settings(recipe: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe's settings with overrides laid on them, not yet validated."""
     data = read_recipe(recipe) if recipe else {}

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.config import ConfigError, RolloutConfig, load_config
+from mmrl.config import ConfigError, RolloutConfig, key_value, load_config
 from mmrl.registry import UnknownName, entries, get, load_plugins, nearest
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def call(
         raise UnknownName(f"no tool named {name!r}: {nearest(name, known)}")
     given = _object("JSON", arguments)
     notes = _object("--meta", Path(meta).read_text() if Path(meta).is_file() else meta)
-    options = dict(_setting(o) for o in option or [])
+    options = dict(key_value(o, "--option") for o in option or [])
     refs = _media(media or [])
     sample = Sample("shell", tuple(refs), (), Answer("text", ""), "", notes)
     context = ToolContext(
@@ -141,13 +140,6 @@ def _object(what: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{what}: an object {{...}} is wanted, got {text[:60]}")
     return value
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--option {text!r}: write KEY=VALUE")
-    return key, yaml.safe_load(value)
 
 
 def _media(paths: list[Path]) -> list[MediaRef]:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.cli import console, run_app
+from mmrl.config import key_value
 from mmrl_eval import RunError
 
 if TYPE_CHECKING:
@@ -59,16 +60,24 @@ def run(
     reader: Annotated[str | None, typer.Option(help="model that scores them (default: the policy itself)")] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    engine: Annotated[str, typer.Option(help="what samples: transformers, vllm or openai (a server)")] = "transformers",
+    engine_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="of the engine; may be given several times")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print result.json instead of tables")] = False,
 ) -> None:
     """Ask a policy the samples of shards; write records.jsonl and result.json; print the scores.
 
-    Example: mmrl-eval run --model tiny-vlm --data shards/heldout --out evals/before
+    Examples: mmrl-eval run --model tiny-vlm --data shards/heldout --out evals/before
+
+    mmrl-eval run --model Qwen/Qwen2.5-VL-3B-Instruct --data shards/heldout --out evals/served --no-consistency
+    --engine openai --engine-option url=http://localhost:8000/v1 --engine-option served=NAME
     """
     if greedy and temperature:
         raise RunError(f"--greedy and --temperature {temperature:g} contradict each other: give one")
     from mmrl.config import validate
-    from mmrl.policy.load import load_policy
+    from mmrl.policy.load import load_chat, load_policy
+    from mmrl.rollout import make_engine
     from mmrl.shards import ShardSet
     from mmrl_eval.run import EvalConfig, choose, evaluate
 
@@ -92,7 +101,13 @@ def run(
     def load(path: str) -> tuple[Any, Any]:
         return load_policy(validate({"model": {"path": path, **settings}}).model)
 
-    policy, chat = load(model)
+    options = dict(key_value(o, "--engine-option") for o in engine_option or [])
+    if engine == "openai":  # the weights are the server's: here only the chat format is needed
+        if consistency and reader is None:
+            raise RunError("--engine openai: a server cannot score options: give --reader MODEL or --no-consistency")
+        policy, chat = None, load_chat(validate({"model": {"path": model, **settings}}).model)
+    else:
+        policy, chat = load(model)
     read_by = None if reader is None else load(reader)[0]
     result = evaluate(
         policy,
@@ -100,8 +115,9 @@ def run(
         asked,
         config=config,
         out=out,
+        engine=make_engine(engine, policy, chat, **options),
         reader=read_by,
-        identity={"model": model, "reader": reader},
+        identity={"model": model, "reader": reader, "engine": engine},
     )
     if as_json:
         print(json.dumps(result.to_json(), indent=1))

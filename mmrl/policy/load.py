@@ -56,7 +56,7 @@ def load_policy(cfg: ModelConfig) -> tuple[Any, Chat]:
     from transformers import AutoModelForImageTextToText
 
     folder = model_folder(cfg.path)
-    chat = Chat.from_pretrained(folder, min_pixels=cfg.min_pixels, max_pixels=cfg.max_pixels)
+    chat = load_chat(cfg)
     model: Any = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, cfg.dtype), attn_implementation=cfg.attention
     )
@@ -65,6 +65,11 @@ def load_policy(cfg: ModelConfig) -> tuple[Any, Chat]:
     if cfg.lora:
         model = add_lora(model, cfg.lora)
     return model.to(pick_device(cfg.device)).eval(), chat
+
+
+def load_chat(cfg: ModelConfig) -> Chat:
+    """The chat format alone, for a policy that runs elsewhere. Raises ConfigError."""
+    return Chat.from_pretrained(model_folder(cfg.path), min_pixels=cfg.min_pixels, max_pixels=cfg.max_pixels)
 
 
 def add_lora(model: Any, cfg: LoraConfig, *, seed: int = 0) -> Any:

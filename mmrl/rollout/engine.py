@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmrl.chat import Chat
+from mmrl.config import ConfigError
 from mmrl.families import VisionInput
-from mmrl.registry import get
+from mmrl.registry import bind
 from mmrl.types import Fault
 
 
@@ -51,6 +53,14 @@ class Engine(Protocol):
 
 
 def make_engine(name: str, model: Any, chat: Chat, **options: Any) -> Engine:
-    """The registered engine `name` for a model (which it may share with the trainer) and its chat format."""
-    engine: Engine = get("engine", name).obj(model, chat, **options)
+    """The registered engine `name` for a model (which it may share with the trainer) and its chat format.
+
+    Raises UnknownName, and ConfigError for options that it does not have or that it lacks.
+    """
+    try:
+        make = bind("engine", name, options)
+        inspect.signature(make).bind(model, chat)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"engine {name}: {error}") from error
+    engine: Engine = make(model, chat)
     return engine
