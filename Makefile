@@ -11,7 +11,7 @@ demo: $(READY)  ## shards -> training -> evaluation on this machine, in minutes
 
 # One torch thread a worker: workers that each start as many threads as there are cores only wait for one another.
 test: $(READY)  ## the whole suite; `make test ARGS="tests/eval -k wilson"` runs a part
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(READY)  ## style, formatting, types
 	$(BIN)/ruff check .

@@ -150,7 +150,12 @@ def make_config(
     if family == "qwen3_vl":
         text |= {
             "head_dim": head,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,  # transformers does so without it, vLLM does not
+            },
         }
         vision |= {"patch_size": 16, "num_position_embeddings": grid * grid, "deepstack_visual_indexes": [1]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, **shared)

@@ -15,6 +15,7 @@ from mmrl.rollout.tools import (
     tools_prompt,
 )
 from mmrl.rollout.transformers_engine import TransformersEngine
+from mmrl.rollout.vllm_engine import VllmEngine
 
 __all__ = [
     "Branch",
@@ -27,6 +28,7 @@ __all__ = [
     "ToolError",
     "Tools",
     "TransformersEngine",
+    "VllmEngine",
     "branch",
     "call_tool",
     "make_engine",

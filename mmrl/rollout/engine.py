@@ -45,10 +45,26 @@ class Sampled:
 
 
 class Engine(Protocol):
-    """Anything that continues requests. Called by all ranks of a sharded model together, even with no requests."""
+    """Anything that continues requests. Called by all ranks of a sharded model together, even with no requests.
+
+    One that batches continuously has `add(request) -> ticket` and `step() -> [(ticket, continuations)]` too, see
+    `TransformersEngine`.
+    """
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sampled]]:
         """For each request its `n` continuations."""
+        ...
+
+    def sync(self) -> None:
+        """Take over the policy's present weights: called before each rollout of a training run."""
+        ...
+
+    def sleep(self) -> None:
+        """Give back memory until the next `sync`, where there is any to give."""
+        ...
+
+    def close(self) -> None:
+        """Stop. The engine cannot be used any more."""
         ...
 
 

@@ -23,6 +23,7 @@ import torch
 
 from mmrl import families
 from mmrl.chat import Chat
+from mmrl.config import ConfigError
 from mmrl.registry import nearest, register
 from mmrl.rollout.engine import Request, Sampled
 from mmrl.rollout.openai_server import Answers, Patience, Server, ServerError
@@ -173,8 +174,11 @@ class OpenAIEngine:
         return [(ticket, self._take(ticket)) for ticket in list(self._whole)]
 
     def sync(self) -> None:
-        """Raise RuntimeError: a server's weights cannot be set from here."""
-        raise RuntimeError("the engine openai cannot give a server new weights: train with transformers or vllm")
+        """Raise ConfigError: a server's weights cannot be set from here."""
+        raise ConfigError("rollout.engine: openai cannot give a server new weights: train with transformers or vllm")
+
+    def sleep(self) -> None:
+        """Nothing: the memory is the server's."""
 
     def close(self) -> None:
         """Stop what is under way. The engine cannot be used any more."""

@@ -74,8 +74,8 @@ class Row:
 class TransformersEngine:
     """Batched sampling with a decoding loop of its own.
 
-    Weights may change between calls when nothing is under way: what was computed with others is never used again. Where
-    they are changed other than in place, call `sync`.
+    Weights may change between calls when nothing is under way: what was computed with others is never used again. A
+    change in place is noticed, any other needs `sync`.
 
     Args:
         model: a supported vision-language model, plain or wrapped by PEFT or FSDP2; it is put into eval mode while it
@@ -123,8 +123,17 @@ class TransformersEngine:
         return out
 
     def sync(self) -> None:
-        """The weights are others now. Needed only where they were not changed in place."""
+        """The weights are others now."""
         self._synced += 1
+        self._features.clear()
+
+    def sleep(self) -> None:
+        """Forget what the vision tower computed."""
+        self._features.clear()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._reset()
         self._features.clear()
 
     # --- the queue --------------------------------------------------------------------------------------------------

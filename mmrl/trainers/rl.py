@@ -5,6 +5,7 @@ Every denominator and every metric is that of all ranks, so the number of ranks 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,11 +51,13 @@ def train(cfg: RunConfig, *, resume: bool = False) -> Path:
     run = start(cfg, batch=cfg.rollout.prompts, resume=resume, copies=models_needed(signals))
     engine = make_engine(cfg.rollout.engine.name, run.model, run.chat, **cfg.rollout.engine.params)
     samples = iter(run.loader)
-    with run.log:
+    with run.log, contextlib.closing(engine):
         for step in range(run.step + 1, cfg.train.steps + 1):
             clock = Clock()
             prompts = make_prompts(next(samples), cfg.rollout.tools)
+            engine.sync()
             everything = rollout(engine, run.chat, prompts, cfg.rollout, seed=derive_seed(cfg.train.seed, step))
+            engine.sleep()
             clock.lap("rollout")
             score(everything, functools.partial(reward_weights, chosen=cfg.rewards))
             clock.lap("score")

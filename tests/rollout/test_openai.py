@@ -26,7 +26,7 @@ from PIL import Image
 from tiny_models import CROP, Tiny, build, make_prompt, picture
 
 from mmrl.chat import Chat
-from mmrl.config import RolloutConfig
+from mmrl.config import ConfigError, RolloutConfig
 from mmrl.families import video_input
 from mmrl.media import image_ref
 from mmrl.rollout import rollout
@@ -777,7 +777,7 @@ def test_an_evaluation_over_a_server_asks_again_what_failed_and_nothing_else(pla
 
 def test_what_cannot_work_is_said(plain, engine):
     one = engine()
-    with pytest.raises(RuntimeError, match="new weights"):
+    with pytest.raises(ConfigError, match="new weights"):
         one.sync()
     with pytest.raises(ValueError, match="new tokens"):
         one.add(ask(plain.chat, "a", max_new_tokens=0))
