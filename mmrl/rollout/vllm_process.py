@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -64,6 +64,23 @@ def computing() -> Iterator[None]:
     finally:
         torch.set_num_threads = setter
         setter(before)
+
+
+def tolerate_odd_modules() -> None:
+    """Let vLLM start beside modules of others, numba for one (which bm25s brings along).
+
+    While it starts it looks for its kernels in every module, with `vars(...).get` on all that stands there; objects
+    whose `__dict__` is no mapping, like numba's library handle, end that with an AttributeError in vLLM 0.32.
+    """
+    with suppress(ImportError):
+        from vllm.triton_utils import dispatcher
+
+        dispatcher.vars = _mapping_of  # type: ignore[attr-defined]  # before the builtin of that name
+
+
+def _mapping_of(value: Any) -> Mapping[str, Any]:
+    found: Any = vars(value)
+    return found if isinstance(found, Mapping) else {}
 
 
 def stop(core: Any, folder: str, guest: bool) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import llvmlite.binding  # noqa: F401  # of numba, as bm25s loads it: vLLM must start beside it
 import torch
 from tiny_models import Tiny, build
 from torch import Tensor

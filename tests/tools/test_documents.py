@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +257,8 @@ def test_pictures_of_the_sample_are_pages_read_by_ocr_and_kept(tmp_path: Path, m
     assert (ref.id, ref.parent, ref.region) == ("img_3", "img_1", (0, 0, 210, 90))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pypdfium2") is not None, reason="pypdfium2 is installed")
-def test_a_pdf_without_its_reader_says_what_to_do(tmp_path: Path) -> None:
+def test_a_pdf_without_its_reader_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
     (tmp_path / "a.pdf").write_bytes(pdf("x"))
     result = call(dialogue(tmp_path, tmp_path), "retrieve", query="a")
     assert result.fault is not None
@@ -291,7 +291,6 @@ def pdf(*texts: str) -> bytes:
 
 
 def test_pages_of_a_pdf(tmp_path: Path) -> None:
-    pytest.importorskip("pypdfium2")
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "report.pdf").write_bytes(pdf("Old harbour", "New quay"))
