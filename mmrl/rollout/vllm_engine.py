@@ -144,6 +144,8 @@ class VllmEngine:
             # at the end of the program too, where nobody called `close`
             self._stop = weakref.finalize(self, vllm_process.stop, self.llm.engine_core, self.folder, guest)
             self.llm.apply_model(_taken_over(self._positions, chat.banned_ids))
+            if cpu:
+                self.llm.collective_rpc(vllm_process.undo_draws)
         core: Any = self.llm.engine_core
         scheduler = core.engine_core.scheduler
         self.max_medium = min(scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager.cache_size)

@@ -83,6 +83,36 @@ def _mapping_of(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def undo_draws(worker: Any) -> None:
+    """On a CPU, take back what rows drew whose contexts are not whole yet: their tokens are thrown away.
+
+    vLLM 0.32 moves their generators back by an offset, which those of a CPU do not have: it would raise.
+    """
+    runner = worker.model_runner
+    sample, keep = runner._sample, runner._bookkeeping_sync
+    before: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    def sample_and_remember(*args: Any, **kwargs: Any) -> Any:
+        before.clear()
+        batch = runner.input_batch
+        for row in np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs]).tolist():
+            if (generator := batch.generators.get(row)) is not None:
+                before[row] = generator, generator.get_state()
+        return sample(*args, **kwargs)
+
+    def keep_the_others(*args: Any, **kwargs: Any) -> Any:
+        generators = runner.input_batch.generators
+        for row, (generator, state) in before.items():
+            generator.set_state(state)
+            del generators[row]
+        try:
+            return keep(*args, **kwargs)
+        finally:
+            generators.update({row: generator for row, (generator, _) in before.items()})
+
+    runner._sample, runner._bookkeeping_sync = sample_and_remember, keep_the_others
+
+
 def stop(core: Any, folder: str, guest: bool) -> None:
     """Shut vLLM down and remove its folder. `core` is None where it did not get that far.
 

@@ -174,6 +174,18 @@ def test_a_continuation_depends_on_seed_and_number_alone(lent: Lent) -> None:
     assert not {tuple(s.tokens) for s in other} & {tuple(s.tokens) for s in alone}
 
 
+def test_draws_are_the_same_where_contexts_are_computed_in_parts(first: Lent) -> None:
+    texts = [f"{n} " + "which colour? " * 300 for n in range(8)]  # more tokens than vLLM takes in one pass
+    requests = [ask(first.tiny, t, n=1, seed=n, max_new_tokens=20) for n, t in enumerate(texts)]
+    together = flat(first.engine.generate(requests))
+    first.engine.sync()
+    alone = flat([first.engine.generate([r])[0] for r in requests])
+    assert [s.tokens for s in together] == [s.tokens for s in alone]
+    assert (
+        sum(len(r.tokens) for r in requests) > 2 * first.engine.llm.vllm_config.scheduler_config.max_num_batched_tokens
+    )
+
+
 def test_a_banned_id_is_not_sampled_where_the_model_wants_nothing_else(lent: Lent) -> None:
     tiny = lent.tiny
     request = greedy(tiny, "which?", picture(80, 60, 1), max_new_tokens=4)
