@@ -79,13 +79,13 @@ class Chat:
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The id that ends a policy turn."""
-        return int(self.tokenizer.eos_token_id)
+        """The id that ends a policy turn in a dialogue that goes on."""
+        return self.stop_ids[0]
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids at which sampling of a turn ends."""
-        return (self.end_of_turn,)
+        return families.turn_ends(self.config, self.tokenizer)
 
     @cached_property
     def pad_id(self) -> int:
@@ -182,11 +182,10 @@ class Chat:
     ) -> Encoded:
         """The tokens that follow a policy turn when the environment answers with a user turn of this content.
 
-        `closed` says whether the policy's own last token already was the end of its turn; the tokens end with the
-        header of the next policy turn.
+        `closed` says whether the policy's own last token already was `end_of_turn`; the tokens end with the header of
+        the next policy turn.
         """
-        start = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-        spoken = [*start, {"role": "assistant", "content": [{"type": "text", "text": _HOLE}]}]
+        spoken = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _HOLE}]
         rendered, refs = self._prepare([{"role": "user", "content": content}], media)
         before = self._render(spoken, generation=False)
         whole = self._render([*spoken, *rendered], generation=True)
@@ -234,7 +233,9 @@ class Chat:
                     raise ValueError(f"medium {ref.id!r} is of kind {ref.kind}, the message says {part['type']}")
                 refs.append(ref)
                 parts.append({"type": ref.kind})
-            out.append({"role": message["role"], "content": parts})
+            # text alone as a string: some templates take nothing else from the system and the assistant (GLM-4.1V)
+            plain = len(parts) == 1 and parts[0]["type"] == "text"
+            out.append({"role": message["role"], "content": parts[0]["text"] if plain else parts})
         return out, refs
 
     def _render(self, messages: list[dict[str, Any]], *, generation: bool) -> str:

@@ -1,12 +1,12 @@
-"""The one file that knows model families: Qwen2.5-VL and Qwen3-VL (and Qwen2-VL, which the former extends).
+"""The one file that knows model families: Qwen2.5-VL (and Qwen2-VL, which it extends), Qwen3-VL and GLM-4.1V.
 
 Everything else sees `VisionInput`s, token ids and keyword arguments for `forward`. A new family is added here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
 IMAGE, VIDEO = 1, 2  # values of mm_token_type_ids
 PIXELS = ("pixel_values", "pixel_values_videos")  # inputs of `forward` that call the vision tower, once each
 
@@ -30,11 +30,27 @@ class VisionInput:
     text: str = field(repr=False)  # what replaces the placeholder between vision_start and vision_end
     seen: tuple[int, int] = (0, 0)  # width, height that the model sees, pixels
     seconds_per_grid: float | None = None  # Qwen2.5-VL clips: seconds of one temporal patch
+    as_pictures: bool = False  # GLM-4.1V clips: each temporal patch is a picture to the model
 
     @property
     def n_tokens(self) -> int:
         t, h, w = self.grid
         return t * h * w // self.merge**2
+
+    @property
+    def stream(self) -> str:
+        """What the model takes it for, "image" or "video": which placeholder token and which input of `forward`.
+
+        Clips of GLM-4.1V go with its pictures: the placeholder is the same, and transformers 5.19 refuses a pass over
+        both when they are told apart.
+        """
+        return "image" if self.as_pictures else self.kind
+
+    @property
+    def grids(self) -> list[tuple[int, int, int]]:
+        """The grids that the model is told, in order."""
+        t, h, w = self.grid
+        return [(1, h, w)] * t if self.as_pictures else [self.grid]
 
 
 def check_family(model_type: str) -> None:
@@ -77,35 +93,32 @@ def video_input(processor: Any, frames: np.ndarray, times: Sequence[float]) -> V
         return_metadata=True,
         return_tensors="pt",
     )
-    grid = out["video_grid_thw"][0]
-    if _timestamps_in_text(processor):
+    clip = _vision("video", out["pixel_values_videos"], out["video_grid_thw"][0], processor.video_processor, processor)
+    area = clip.n_tokens // clip.grid[0]
+    if _is(processor, "Qwen3"):
         patch_times = [(times[i] + times[i + step - 1]) / 2 for i in range(0, len(times), step)]
-        t, h, w = (int(x) for x in grid)
-        block = processor.video_token * (h * w // processor.video_processor.merge_size**2)
-        start, end = processor.vision_start_token, processor.vision_end_token
-        text = "".join(f"<{patch_times[i]:.1f} seconds>{start}{block}{end}" for i in range(t))
-        return _vision("video", out["pixel_values_videos"], grid, processor.video_processor, processor, text)
-    return _vision("video", out["pixel_values_videos"], grid, processor.video_processor, processor, seconds=seconds)
+        block = f"{processor.vision_start_token}{processor.video_token * area}{processor.vision_end_token}"
+        return replace(clip, text="".join(f"<{t:.1f} seconds>{block}" for t in patch_times))
+    if _is(processor, "Glm4v"):  # transformers 5.19 writes whole seconds, cut off, of a patch's first frame behind it
+        text = "".join(processor.replace_frame_token_id(t / 1000, num_image_tokens=area) for t in ticks[::step])
+        return replace(clip, text=text, as_pictures=True)
+    return replace(clip, seconds_per_grid=seconds)
 
 
-def _timestamps_in_text(processor: Any) -> bool:
-    return "Qwen3" in type(processor).__name__
+def _is(processor: Any, family: str) -> bool:
+    return type(processor).__name__.startswith(family)
 
 
-def _vision(
-    kind: str, patches: Tensor, grid: Tensor, part: Any, processor: Any, text: str = "", seconds: float | None = None
-) -> VisionInput:
+def _vision(kind: str, patches: Tensor, grid: Tensor, part: Any, processor: Any) -> VisionInput:
     t, h, w = (int(x) for x in grid)
     token = processor.image_token if kind == "image" else processor.video_token
-    merge = part.merge_size
     return VisionInput(
         kind=kind,
         patches=patches.float(),
         grid=(t, h, w),
-        merge=merge,
-        text=text or token * (t * h * w // merge**2),
+        merge=part.merge_size,
+        text=token * (t * h * w // part.merge_size**2),
         seen=(w * part.patch_size, h * part.patch_size),
-        seconds_per_grid=seconds,
     )
 
 
@@ -114,7 +127,6 @@ def expand_placeholders(processor: Any, text: str, vision: Sequence[VisionInput]
 
     Raises ValueError where the number or kind of placeholders differs from the media.
     """
-    start, end = _wrap(processor)
     tokens = {processor.image_token: "image", processor.video_token: "video"}
     out, rest = [], text
     for item in vision:
@@ -124,10 +136,11 @@ def expand_placeholders(processor: Any, text: str, vision: Sequence[VisionInput]
         if at < 0 or tokens[token] != item.kind:
             raise ValueError(f"the chat text has no placeholder left for a medium of kind {item.kind}")
         before, after = rest[:at], rest[at + len(token) :]
-        if not item.text.startswith(token):
+        if item.kind == "video" and _is(processor, "Qwen3"):
             # Time stamps with a vision_start and vision_end for each frame replace the outer pair too, as the models
             # were trained (transformers 5.19 leaves the outer pair standing around them).
-            before, after = before.removesuffix(start), after.removeprefix(end)
+            before = before.removesuffix(processor.vision_start_token)
+            after = after.removeprefix(processor.vision_end_token)
         out += [before, item.text]
         rest = after
     if any(tok in rest for tok in tokens):
@@ -135,17 +148,22 @@ def expand_placeholders(processor: Any, text: str, vision: Sequence[VisionInput]
     return "".join([*out, rest])
 
 
-def _wrap(processor: Any) -> tuple[str, str]:
-    return (
-        getattr(processor, "vision_start_token", None) or "<|vision_start|>",
-        getattr(processor, "vision_end_token", None) or "<|vision_end|>",
-    )
-
-
 def vision_token_ids(config: Any) -> set[int]:
     """Ids that stand for vision in the token stream: a policy must never sample them."""
-    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    return {getattr(config, n) for n in names if getattr(config, n, None) is not None}
+    what = ("image", "video", "vision_start", "vision_end", "image_start", "image_end", "video_start", "video_end")
+    found = (getattr(config, f"{name}_token_id", None) for name in what)
+    return {token for token in found if token is not None}
+
+
+def turn_ends(config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a turn of the policy, first the one that stands behind a turn in a dialogue that goes on.
+
+    GLM-4.1V has none of its own: a turn ends with the role of who speaks next, which is the next message's first token,
+    or with the text.
+    """
+    if config.model_type == "glm4v":
+        return tuple(tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>", "<|endoftext|>"]))
+    return (int(tokenizer.eos_token_id),)
 
 
 def mask_banned(logits: Tensor, banned: Sequence[int]) -> Tensor:
@@ -185,27 +203,37 @@ def rope_positions(model: Any, tokens: Tensor, attention: Tensor, vision: Sequen
     """
     inner = base_model(model)
     flat = [v for row in vision for v in row]
-    images = [v for v in flat if v.kind == "image"]
-    videos = [v for v in flat if v.kind == "video"]
+    videos = [v for v in flat if v.stream == "video"]
     extra: dict[str, Any] = {}
     if videos and videos[0].seconds_per_grid is not None:
         extra["second_per_grid_ts"] = torch.tensor([v.seconds_per_grid for v in videos])
     positions, _ = inner.get_rope_index(
         tokens,
         mm_token_type_ids=token_types(inner.config, tokens),
-        image_grid_thw=torch.tensor([v.grid for v in images]) if images else None,
-        video_grid_thw=torch.tensor([v.grid for v in videos]) if videos else None,
+        image_grid_thw=grid_table([v for v in flat if v.stream == "image"]),
+        video_grid_thw=grid_table(videos),
         attention_mask=attention,
         **extra,
     )
     return positions
 
 
+def grid_table(media: Iterable[VisionInput]) -> Tensor | None:
+    """The grids of media of one stream as the model takes them: [grids, 3], None without any."""
+    grids = [grid for v in media for grid in v.grids]
+    return torch.tensor(grids) if grids else None
+
+
+def vision_calls(media: Iterable[VisionInput]) -> int:
+    """How often a forward pass over these media calls the vision tower: 0, 1 or 2 times."""
+    return len({v.stream for v in media})
+
+
 def check_counts(config: Any, tokens: Tensor, vision: Sequence[Sequence[VisionInput]]) -> None:
     """Raise ValueError unless every row has exactly as many placeholder tokens as its media have features."""
     for n, row in enumerate(vision):
         for kind, token in (("image", config.image_token_id), ("video", config.video_token_id)):
-            want = sum(v.n_tokens for v in row if v.kind == kind)
+            want = sum(v.n_tokens for v in row if v.stream == kind)
             have = int((tokens[n] == token).sum())
             if want != have:
                 raise ValueError(f"row {n}: {have} {kind} placeholder tokens for {want} vision features")
@@ -234,19 +262,17 @@ def forward_inputs(
         "attention_mask": attention,
         "position_ids": positions.to(device),
     }
-    for kind, pixels, grid in (
-        ("image", PIXELS[0], "image_grid_thw"),
-        ("video", PIXELS[1], "video_grid_thw"),
-    ):
-        part = [v for v in flat if v.kind == kind]
-        if part:
+    for stream, pixels in zip(("image", "video"), PIXELS, strict=True):
+        part = [v for v in flat if v.stream == stream]
+        grids = grid_table(part)
+        if grids is not None:
             inputs[pixels] = torch.cat([v.patches for v in part]).to(device)
-            inputs[grid] = torch.tensor([v.grid for v in part], device=device)
+            inputs[f"{stream}_grid_thw"] = grids.to(device)
     return inputs
 
 
 def dummy_row(model: Any, vision_calls: int) -> tuple[list[int], list[VisionInput]]:
-    """Token ids and media of the smallest row that calls the vision tower 0, 1 or 2 times."""
+    """Token ids and media of the smallest row that calls the vision tower 0, 1 or 2 times (GLM-4.1V: at most once)."""
     config = base_model(model).config
     part = config.vision_config
     channels = getattr(part, "in_channels", 3)
@@ -286,6 +312,9 @@ def set_pixels(processor: Any, min_pixels: int | None, max_pixels: int | None) -
     if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
         raise ValueError(f"model.min_pixels {min_pixels} is over model.max_pixels {max_pixels}")
     old = processor.image_processor.size
+    if _is(processor, "Glm4v"):  # it counts a picture as the frames of one temporal patch
+        frames = processor.image_processor.temporal_patch_size
+        min_pixels, max_pixels = (None if p is None else p * frames for p in (min_pixels, max_pixels))
     low = min_pixels if min_pixels is not None else min(old["shortest_edge"], max_pixels or old["shortest_edge"])
     high = max_pixels if max_pixels is not None else max(old["longest_edge"], low)
     processor.image_processor.size = type(old)(shortest_edge=low, longest_edge=high)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -355,12 +356,13 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=40, help="of each thought")
     parser.add_argument("--spread", type=int, default=20, help="most words more or fewer than that")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--without", nargs="*", default=[], choices=["plain", "TRL", "vllm"], help="sides left out")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model, chat = load_policy(ModelConfig(path="tiny-vlm", device="cpu", max_pixels=args.side**2))
     config = RolloutConfig(group=args.group, max_new_tokens=512, max_turns=TURNS, max_context=4000)
     folder = tempfile.TemporaryDirectory()
-    trainer = make_trainer(model, chat, args.group, args.prompts, folder.name)
+    trainer = None if "TRL" in args.without else make_trainer(model, chat, args.group, args.prompts, folder.name)
     model.eval()
     writer = Writer(model, chat.end_of_turn)
     engine = Scripted(model, chat)
@@ -375,13 +377,16 @@ def main() -> None:
         "mmrl": lambda work: mine(engine, work),
         "plain": lambda work: plain(model, writer, chat, work),
     }
+    if "plain" in args.without:
+        del sides["plain"]
     if trainer is not None:
         model.generate = writer
         sides["TRL"] = lambda work: theirs(trainer, writer, work)
     other = None
     try:
-        other = Replaced(make_engine("vllm", model, chat))
-        sides["mmrl, vllm"] = lambda work: mine(other, work)
+        if "vllm" not in args.without:
+            other = Replaced(make_engine("vllm", model, chat, max_len=config.max_context))
+            sides["mmrl, vllm"] = lambda work: mine(other, work)
     except ConfigError as error:
         print(f"vLLM is left out: {error}")
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -394,6 +399,7 @@ def main() -> None:
             split.seconds = dict.fromkeys(split.seconds, 0.0)
             start = time.perf_counter()
             found[name] = run(work)
+            print(f"round {number}, {name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
             if number:
                 seconds[name].append(time.perf_counter() - start)
             if number and name == "mmrl":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from PIL import Image
 
 from mmrl import chat as chat_module
 from mmrl.chat import Chat, pad_rows
-from mmrl.media import image_ref
-from mmrl.policy.tiny import make_config, make_processor, train_tokenizer
+from mmrl.media import image_ref, load_video
+from mmrl.policy.tiny import control_tokens, make_config, make_processor, train_tokenizer
 from mmrl.types import MediaRef, Span
 
 CORPUS = [
@@ -25,12 +26,12 @@ THINK, CALL, ANSWER, OTHER = Span.THINK, Span.TOOL_CALL, Span.ANSWER, Span.OTHER
 
 
 def make_chat(family: Any = "qwen3_vl", **kwargs: Any) -> Chat:
-    tokenizer = train_tokenizer(CORPUS, 400)
+    tokenizer = train_tokenizer(CORPUS, 400, family)
     config = make_config(family, tokenizer, hidden=64, layers=1, vision_hidden=64, vision_layers=2)
     return Chat(make_processor(family, tokenizer), config, **kwargs)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def chat(request: pytest.FixtureRequest) -> Chat:
     return make_chat(request.param)
 
@@ -60,7 +61,7 @@ TWO_PICTURES: list[dict[str, Any]] = [
 def test_prompt_equals_the_whole_processor(chat: Chat) -> None:
     own = chat.encode_prompt(TWO_PICTURES, MEDIA)
     bare = [
-        {"role": "system", "content": [{"type": "text", "text": "think"}]},
+        {"role": "system", "content": "think"},
         {"role": "user", "content": [{k: v for k, v in p.items() if k != "id"} for p in TWO_PICTURES[1]["content"]]},
     ]
     text = chat.processor.apply_chat_template(bare, tokenize=False, add_generation_prompt=True)
@@ -123,9 +124,25 @@ def test_clips_in_a_prompt(chat: Chat, tmp_path: Any) -> None:
     ref = MediaRef("vid_1", "video", "h", 64, 64, path=str(path))
     content = [{"type": "video", "id": "vid_1"}, {"type": "text", "text": "which?"}]
     encoded = chat.encode_prompt([{"role": "user", "content": content}], {"vid_1": ref})
-    assert encoded.tokens.count(chat.config.video_token_id) == encoded.vision[0].n_tokens > 0
-    starts = encoded.tokens.count(chat.config.vision_start_token_id)
-    assert starts == (encoded.vision[0].grid[0] if chat.config.model_type == "qwen3_vl" else 1)
+    glm = chat.config.model_type == "glm4v"
+    pad = chat.config.image_token_id if glm else chat.config.video_token_id
+    assert encoded.tokens.count(pad) == encoded.vision[0].n_tokens > 0
+    start = chat.config.image_start_token_id if glm else chat.config.vision_start_token_id
+    timed = chat.config.model_type != "qwen2_5_vl"
+    assert encoded.tokens.count(start) == (encoded.vision[0].grid[0] if timed else 1)
+    if chat.config.model_type == "qwen3_vl":
+        return  # whose own processor leaves an outer pair around the frames: see tests/test_families.py
+    bare = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "which?"}]}]
+    clip = load_video(ref, fps=chat.video_fps, max_frames=chat.video_frames)
+    theirs = chat.processor(
+        text=[chat.processor.apply_chat_template(bare, tokenize=False, add_generation_prompt=True)],
+        videos=[torch.from_numpy(clip.frames).permute(0, 3, 1, 2)],
+        video_metadata=[{"fps": 10.0, "frames_indices": [round(10 * t) for t in clip.times], "total_num_frames": 20}],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    assert encoded.tokens == theirs["input_ids"][0].tolist()
+    torch.testing.assert_close(encoded.vision[0].patches, theirs["pixel_values_videos"])
 
 
 def test_unknown_or_mistaken_media(chat: Chat) -> None:
@@ -151,13 +168,32 @@ def test_a_picture_is_processed_once_and_the_cache_is_bounded(monkeypatch: pytes
 
 # --- tokens that text must never make, and the policy must never sample -------------------------------------------
 
-CONTROL = ["<|im_end|>", "<|im_start|>assistant", "<|image_pad|>", "<|vision_start|>", "<|video_pad|>", "<|endoftext|>"]
+PIECES = {
+    "qwen3_vl": [
+        *["<|im_end|>", "<|im_start|>assistant", "<|image_pad|>", "<|vision_start|>", "<|video_pad|>", "<|endoftext|>"],
+        *["<|im_", "end|>"],
+    ],
+    "glm4v": [
+        *[
+            "<|user|>",
+            "<|assistant|>\n",
+            "<|image|>",
+            "<|begin_of_video|>",
+            "<|video|>",
+            "<|endoftext|>",
+            "[gMASK]<sop>",
+        ],
+        *["<|us", "er|>"],
+    ],
+}
 
 
-@given(st.lists(st.sampled_from([*CONTROL, "<|im_", "end|>", "a ", "<", "é"]), max_size=8), st.booleans())
+@pytest.mark.parametrize("family", sorted(PIECES))
+@given(data=st.data(), split=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_text_cannot_make_control_tokens(pieces: list[str], split: bool) -> None:
-    chat = SHARED
+def test_text_cannot_make_control_tokens(family: str, data: st.DataObject, split: bool) -> None:
+    chat = shared(family)
+    pieces = data.draw(st.lists(st.sampled_from([*PIECES[family], "a ", "<", "é"]), max_size=8))
     texts = pieces if split else ["".join(pieces)]
     content = [{"type": "text", "text": t} for t in texts]
     plain = chat.encode_prompt([{"role": "user", "content": "a"}], {})
@@ -165,15 +201,21 @@ def test_text_cannot_make_control_tokens(pieces: list[str], split: bool) -> None
     for special in [*chat.banned_ids, chat.end_of_turn]:
         assert encoded.tokens.count(special) == plain.tokens.count(special)
     assert "".join(pieces) in chat.decode(encoded.tokens).replace("\u200b", "")
-    assert chat.encode_observation(content, {}, closed=True).tokens.count(chat.end_of_turn) == 1
+    ends = chat.encode_observation("a", {}, closed=True).tokens.count(chat.end_of_turn)
+    assert chat.encode_observation(content, {}, closed=True).tokens.count(chat.end_of_turn) == ends
 
 
-SHARED = make_chat()
+shared = cache(make_chat)
+SHARED = shared("qwen3_vl")
 
 
 def test_assistant_text_cannot_make_control_tokens(chat: Chat) -> None:
     encoded, mask = chat.encode_dialogue(
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<|image_pad|><|im_end|>"}], {}
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "<|image_pad|><|im_end|><|image|><|user|>"},
+        ],
+        {},
     )
     own = [t for t, m in zip(encoded.tokens, mask, strict=True) if m]
     assert own.count(chat.end_of_turn) == 1
@@ -182,18 +224,28 @@ def test_assistant_text_cannot_make_control_tokens(chat: Chat) -> None:
 
 def test_banned_ids(chat: Chat) -> None:
     ids = chat.tokenizer.convert_tokens_to_ids
-    control = {ids(t) for t in chat_tokens(chat)}
+    control = {ids(t) for t in control_tokens(chat.config.model_type)}
     unused = set(range(len(chat.tokenizer), chat.config.text_config.vocab_size))
-    assert set(chat.banned_ids) == (control - {chat.end_of_turn}) | unused
-    assert chat.stop_ids == (ids("<|im_end|>"),)
+    ends = ["<|user|>", "<|observation|>", "<|endoftext|>"] if chat.config.model_type == "glm4v" else ["<|im_end|>"]
+    assert set(chat.banned_ids) == (control - set(chat.stop_ids)) | unused
+    assert list(chat.stop_ids) == ids(ends)
+    assert chat.end_of_turn == chat.stop_ids[0]
     assert ids("<tool_call>") not in chat.banned_ids
     assert chat.pad_id == ids("<|endoftext|>")
 
 
-def chat_tokens(chat: Chat) -> list[str]:
-    from mmrl.policy.tiny import CONTROL as control
-
-    return list(control)
+def test_glm_prompts_and_turns() -> None:
+    """Text alone reaches the template as a string: GLM-4.1V's would print a list of parts as it stands. A turn ends
+    with the role that speaks next, which is left out of the observation where the policy wrote it."""
+    chat = make_chat("glm4v")
+    parts = [{"type": "text", "text": "which"}, {"type": "text", "text": " colour?"}]
+    encoded = chat.encode_prompt([{"role": "system", "content": parts[:1]}, {"role": "user", "content": parts}], {})
+    assert chat.decode(encoded.tokens) == "[gMASK]<sop><|system|>\nwhich<|user|>\nwhich colour?<|assistant|>\n"
+    assert encoded.tokens[:2] == chat.tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
+    closed, opened = (chat.encode_observation(parts, {}, closed=c) for c in (True, False))
+    assert chat.decode(closed.tokens) == "\nwhich colour?<|assistant|>\n"
+    assert opened.tokens == [chat.end_of_turn, *closed.tokens]
+    assert all(chat.decode([*chat.encode_text("red"), end]) == "red" for end in chat.stop_ids)
 
 
 # --- spans and decoding -------------------------------------------------------------------------------------------

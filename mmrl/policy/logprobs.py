@@ -58,7 +58,7 @@ def passes(model: Any, rows: Sequence[Row], budget: int) -> list[tuple[list[int]
     """
     wanted = [n for n, row in enumerate(rows) if row.scored]
     parts = [[wanted[i] for i in part] for part in micro_batches([len(rows[n].tokens) for n in wanted], budget)]
-    calls = agree(model, [len({v.kind for n in part for v in rows[n].vision}) for part in parts])
+    calls = agree(model, [families.vision_calls(v for n in part for v in rows[n].vision) for part in parts])
     return [(parts[i] if i < len(parts) else [], calls[i]) for i in range(len(calls))]
 
 
@@ -74,7 +74,7 @@ def row_logps(
     device = next(model.parameters()).device
     rows = list(rows)
     own = len(rows)
-    if not rows or len({v.kind for row in rows for v in row.vision}) < vision_calls:
+    if not rows or families.vision_calls(v for row in rows for v in row.vision) < vision_calls:
         start, vision = families.dummy_row(model, vision_calls)
         rows.append(Row([*start, 0], vision, [len(start)]))
     tokens, attention = (x.to(device) for x in pad_rows([r.tokens for r in rows], chat.pad_id))

@@ -1,6 +1,6 @@
 """Vision-language models of a few million parameters, made from nothing: tokenizer, processor and architecture.
 
-`scripts/build_tiny_vlm.py` pretrains the Qwen3-VL one that mmrl carries; tests use both families with random weights.
+`scripts/build_tiny_vlm.py` pretrains the Qwen3-VL one that mmrl carries; tests use all families with random weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-TinyFamily = Literal["qwen2_5_vl", "qwen3_vl"]
+TinyFamily = Literal["qwen2_5_vl", "qwen3_vl", "glm4v"]
 
 CONTROL = (
     "<|endoftext|>",
@@ -22,7 +22,29 @@ CONTROL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+GLM_CONTROL = (
+    "<|endoftext|>",
+    *("[gMASK]", "<sop>"),
+    *(f"<|{role}|>" for role in ("system", "user", "assistant", "observation")),
+    *(f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")),
+    *("<|image|>", "<|video|>"),
+)
 TAGS = tuple(f"<{slash}{name}>" for name in ("think", "answer", "tool_call", "tool_response") for slash in ("", "/"))
+
+QWEN_IDS = {  # of a configuration: `image_token_id` and so on
+    "image": "<|image_pad|>",
+    "video": "<|video_pad|>",
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+}
+GLM_IDS = {
+    "image": "<|image|>",
+    "video": "<|video|>",
+    "image_start": "<|begin_of_image|>",
+    "image_end": "<|end_of_image|>",
+    "video_start": "<|begin_of_video|>",
+    "video_end": "<|end_of_video|>",
+}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -32,16 +54,31 @@ CHAT_TEMPLATE = (
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+GLM_CHAT_TEMPLATE = (  # as GLM-4.1V's own: parts only from the user, no token that ends a message
+    "[gMASK]<sop>{% for message in messages %}<|{{ message.role }}|>\n"
+    "{% if message.role != 'user' or message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+    "{% elif part.type == 'video' %}<|begin_of_video|><|video|><|end_of_video|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int = 1024) -> Any:
-    """A byte-level BPE tokenizer trained on `corpus`: every text can be encoded.
+def control_tokens(family: TinyFamily) -> tuple[str, ...]:
+    """The special tokens of a family, the padding token first."""
+    return GLM_CONTROL if family == "glm4v" else CONTROL
+
+
+def train_tokenizer(corpus: Iterable[str], vocab_size: int = 1024, family: TinyFamily = "qwen3_vl") -> Any:
+    """A byte-level BPE tokenizer trained on `corpus`, with the family's special tokens: every text can be encoded.
 
     Lines, option letters and digits are kept apart; within a line, merges may span words, so that the long fixed texts
     of a system message cost a tiny model few tokens.
     """
     from transformers import PreTrainedTokenizerFast
 
+    control = control_tokens(family)
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -52,16 +89,18 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 1024) -> Any:
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(CONTROL) - len(TAGS),
+        vocab_size=vocab_size - len(control) - len(TAGS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     core.train_from_iterator(corpus, trainer)
+    pad = control[0]
+    eos = pad if family == "glm4v" else "<|im_end|>"
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=[c for c in CONTROL if c not in ("<|im_end|>", "<|endoftext|>")],
+        eos_token=eos,
+        pad_token=pad,
+        additional_special_tokens=[c for c in control if c not in (eos, pad)],
         clean_up_tokenization_spaces=False,
     )
     tokenizer.add_tokens(list(TAGS))  # ordinary added tokens: a policy may write them
@@ -71,6 +110,9 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 1024) -> Any:
 def make_processor(family: TinyFamily, tokenizer: Any, *, side: int = 64) -> Any:
     """The family's own processor with pictures resized to about `side` x `side` pixels (never beyond that area)."""
     from transformers import (
+        Glm4vImageProcessor,
+        Glm4vProcessor,
+        Glm4vVideoProcessor,
         Qwen2_5_VLProcessor,
         Qwen2VLImageProcessor,
         Qwen2VLVideoProcessor,
@@ -79,7 +121,11 @@ def make_processor(family: TinyFamily, tokenizer: Any, *, side: int = 64) -> Any
     )
 
     patch = 16 if family == "qwen3_vl" else 14
-    size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": max(side * side, (2 * patch) ** 2)}
+    depth = 2 if family == "glm4v" else 1  # GLM-4.1V counts a picture as two frames
+    size = {
+        "shortest_edge": (2 * patch) ** 2 * depth,
+        "longest_edge": max(side * side, (2 * patch) ** 2) * depth,
+    }
     shared: dict[str, Any] = {
         "patch_size": patch,
         "merge_size": 2,
@@ -87,19 +133,18 @@ def make_processor(family: TinyFamily, tokenizer: Any, *, side: int = 64) -> Any
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    image_processor = Qwen2VLImageProcessor(size=size, **shared)
-    video_class, processor_class = (
-        (Qwen3VLVideoProcessor, Qwen3VLProcessor)
-        if family == "qwen3_vl"
-        else (Qwen2VLVideoProcessor, Qwen2_5_VLProcessor)
-    )
-    frames = 8 if family == "qwen3_vl" else 1  # Qwen3-VL bounds the area of all frames together
+    image_class, video_class, processor_class = {
+        "qwen2_5_vl": (Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor),
+        "qwen3_vl": (Qwen2VLImageProcessor, Qwen3VLVideoProcessor, Qwen3VLProcessor),
+        "glm4v": (Glm4vImageProcessor, Glm4vVideoProcessor, Glm4vProcessor),
+    }[family]
+    frames = 1 if family == "qwen2_5_vl" else 8 // depth  # the others bound the area of all frames together
     video_size = {"shortest_edge": size["shortest_edge"], "longest_edge": size["longest_edge"] * frames}
     return processor_class(
-        image_processor=image_processor,
+        image_processor=image_class(size=size, **shared),
         tokenizer=tokenizer,
         video_processor=video_class(size=video_size, **shared),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=GLM_CHAT_TEMPLATE if family == "glm4v" else CHAT_TEMPLATE,
     )
 
 
@@ -114,9 +159,8 @@ def make_config(
     grid: int = 8,
 ) -> Any:
     """Configuration of a tiny model; `grid` is the side of the vision tower's table of learned positions."""
-    from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+    from transformers import Glm4vConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad")}
     head = 32
     text: dict[str, Any] = {
         "vocab_size": -(-len(tokenizer) // 16) * 16,
@@ -140,13 +184,9 @@ def make_config(
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-    shared = {
-        "image_token_id": ids["image_pad"],
-        "video_token_id": ids["video_pad"],
-        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        "tie_word_embeddings": True,
-    }
+    names = QWEN_IDS if family != "glm4v" else GLM_IDS
+    shared = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    shared["tie_word_embeddings"] = True
     if family == "qwen3_vl":
         text |= {
             "head_dim": head,
@@ -159,6 +199,18 @@ def make_config(
         }
         vision |= {"patch_size": 16, "num_position_embeddings": grid * grid, "deepstack_visual_indexes": [1]}
         return Qwen3VLConfig(text_config=text, vision_config=vision, **shared)
+    if family == "glm4v":
+        text |= {
+            "eos_token_id": [tokenizer.convert_tokens_to_ids(f"<|{t}|>") for t in ("endoftext", "user", "observation")],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 3, 3],
+            },
+        }
+        vision |= {"patch_size": 14, "image_size": 14 * grid}
+        return Glm4vConfig(text_config=text, vision_config=vision, **shared)
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}}
     vision |= {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [vision_layers - 1]}
     return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **shared)
@@ -170,16 +222,23 @@ def make_model(config: Any, *, seed: int = 0, vision_position_std: float = 0.5) 
     The vision tower's learned positions start at a large spread: with the usual small one, where a thing stands in a
     picture is not learned in any reasonable time.
     """
-    from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+    from transformers import (
+        Glm4vForConditionalGeneration,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen3VLForConditionalGeneration,
+    )
 
+    kinds = {
+        "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+        "qwen3_vl": Qwen3VLForConditionalGeneration,
+        "glm4v": Glm4vForConditionalGeneration,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind = (
-            Qwen3VLForConditionalGeneration if config.model_type == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
-        )
-        model = kind(config)
-        if config.model_type == "qwen3_vl":
-            torch.nn.init.normal_(model.model.visual.pos_embed.weight, std=vision_position_std)
+        model = kinds[config.model_type](config)
+        for name, weight in model.model.visual.named_parameters():
+            if name in ("pos_embed.weight", "embeddings.position_embedding.weight"):
+                torch.nn.init.normal_(weight, std=vision_position_std)
     model.generation_config.eos_token_id = config.text_config.eos_token_id
     model.generation_config.pad_token_id = config.text_config.pad_token_id
     return model.eval()

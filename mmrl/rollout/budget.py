@@ -23,37 +23,40 @@ class Fitted:
     notes: tuple[str, ...] = ()
 
 
-def fit_observation(chat: Chat, results: Sequence[ToolResult], media: dict[str, MediaRef], room: int) -> Fitted | None:
+def fit_observation(
+    chat: Chat, results: Sequence[ToolResult], media: dict[str, MediaRef], room: int, *, closed: bool = True
+) -> Fitted | None:
     """The observation of `results` in at most `room` tokens, None where not even notices fit.
 
     In turn: as it is; pictures at half and at a quarter of the sides that the model sees; media replaced by a notice,
     the last first; texts cut. `media` are the media of the dialogue: what is changed or left out is changed there too.
+    closed: as in `Chat.encode_observation`.
     """
+
+    def encode(results: Sequence[ToolResult]) -> Encoded:
+        return chat.encode_observation(observation(results), media, closed=closed)
+
     results = [_readable(chat, r, media) for r in results]
     notes: list[str] = []
-    encoded = _encode(chat, results, media)
+    encoded = encode(results)
     if len(encoded.tokens) <= room:
         return _fitted(chat, results, encoded, notes)
     for _ in range(2):
         results = _map_media(results, lambda ref: _half(chat, ref, media, notes))
-        encoded = _encode(chat, results, media)
+        encoded = encode(results)
         if len(encoded.tokens) <= room:
             return _fitted(chat, results, encoded, notes)
     for ref in reversed([ref for r in results for ref in r.media]):
         results = [_without(r, ref, media, notes, "no room is left for it") for r in results]
-        encoded = _encode(chat, results, media)
+        encoded = encode(results)
         if len(encoded.tokens) <= room:
             return _fitted(chat, results, encoded, notes)
     for most in CUTS:
         results = [_cut(r, most, notes) for r in results]
-        encoded = _encode(chat, results, media)
+        encoded = encode(results)
         if len(encoded.tokens) <= room:
             return _fitted(chat, results, encoded, notes)
     return None
-
-
-def _encode(chat: Chat, results: Sequence[ToolResult], media: dict[str, MediaRef]) -> Encoded:
-    return chat.encode_observation(observation(results), media, closed=True)
 
 
 def _fitted(chat: Chat, results: Sequence[ToolResult], encoded: Encoded, notes: list[str]) -> Fitted:

@@ -152,10 +152,11 @@ def hear(chat: Chat, dialogue: Dialogue, results: Sequence[ToolResult], config: 
     spoken.results = tuple(results)
     fitted = None
     room = config.max_context - len(trajectory.tokens) - 1  # a token at least is left for the policy
+    closed = trajectory.tokens[-1] == chat.end_of_turn  # not so where another of the stop ids ended the turn
     added = [ref for result in results for ref in result.media]
     if added and sum(m.kind == "image" for m in trajectory.media.values()) > config.max_images:
         trajectory.stop = StopReason.MAX_IMAGES
-    elif (fitted := fit_observation(chat, results, trajectory.media, room)) is None:
+    elif (fitted := fit_observation(chat, results, trajectory.media, room, closed=closed)) is None:
         trajectory.stop = StopReason.MAX_CONTEXT
     else:
         spoken.results = tuple(_numbered(r, number) for r in fitted.results)

@@ -67,7 +67,7 @@ class FeatureCache:
         if self._version != (now := version(tower)):
             self._version = now
             self.clear()
-        parts = iter([p for kind in ("image", "video") if (p := [m for m in media if m.kind == kind])])
+        parts = iter([p for name in ("image", "video") if (p := [m for m in media if m.stream == name])])
         compute = tower.forward
 
         def forward(patches: Tensor, grid_thw: Tensor, **kwargs: Any) -> Features:
@@ -77,7 +77,8 @@ class FeatureCache:
             if new:
                 places = list(new.values())
                 some = torch.cat([patches[starts[i] : starts[i + 1]] for i in places])
-                out = compute(some, grid_thw=grid_thw[places], **kwargs)
+                grids = torch.tensor([g for i in places for g in part[i].grids]).to(grid_thw)  # of a medium 1 or more
+                out = compute(some, grid_thw=grids, **kwargs)
                 made = Features(out.pooler_output, list(getattr(out, "deepstack_features", None) or []))
                 for i, one in zip(places, made.split([part[i].n_tokens for i in places]), strict=True):
                     self._kept[id(part[i])] = (part[i], one)

@@ -21,7 +21,7 @@ from mmrl.families import VisionInput
 
 Message = dict[str, Any]
 Frames = list[Image.Image]
-START = "<|im_start|>"  # opens a message in the chat format of every family in mmrl/families.py
+START = "<|im_start|>"  # opens a message in the chat format of the Qwen families
 
 
 def messages_of(chat: Chat, tokens: Sequence[int], vision: Sequence[VisionInput]) -> list[Message]:

@@ -33,7 +33,7 @@ def engine_input(config: Any, tokens: list[int], vision: Sequence[VisionInput]) 
     for medium in vision:
         items.setdefault(medium.kind, []).append(_item(medium))
         names.setdefault(medium.kind, []).append(content_name(medium))
-        places.setdefault(medium.kind, []).append(_place([next(pads[medium.kind]) for _ in range(medium.n_tokens)]))
+        places.setdefault(medium.kind, []).append(_place([next(pads[medium.stream]) for _ in range(medium.n_tokens)]))
     order = {kind: iter(found) for kind, found in names.items()}
     return mm_input(tokens, MultiModalKwargsItems(items), names, places), [next(order[v.kind]) for v in vision]
 

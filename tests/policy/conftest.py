@@ -26,7 +26,7 @@ class Tiny:
     chat: Chat
 
 
-@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -35,7 +35,7 @@ def family(request: pytest.FixtureRequest) -> str:
 def tiny(family: Any) -> Tiny:
     """A fresh model each time: tests change the weights."""
     torch.set_num_threads(1)
-    tokenizer = train_tokenizer(["which colour? <think>it is</think><answer>red</answer>"] * 3, 320)
+    tokenizer = train_tokenizer(["which colour? <think>it is</think><answer>red</answer>"] * 3, 320, family)
     config = make_config(family, tokenizer, hidden=64, layers=2, vision_hidden=64, vision_layers=2)
     model = make_model(config, seed=3)
     with torch.no_grad():  # random weights give logits near 0: make them matter

@@ -61,9 +61,9 @@ def test_micro_batches_and_blocks_change_nothing(tiny: Any, speak: Any, monkeypa
 
     # micro-batches of one or two rows; logits in blocks of seven positions, made again in the backward pass
     monkeypatch.setattr(logprobs, "LOGITS", 7 * tiny.model.lm_head.weight.shape[0])
-    cut = token_logps(tiny.model, tiny.chat, trajectories, budget=150)
+    cut = token_logps(tiny.model, tiny.chat, trajectories, budget=90)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(whole, cut, strict=True))
-    parts = passes(tiny.model, rows, 150)
+    parts = passes(tiny.model, rows, 90)
     assert len(parts) > 2
     for part, calls in parts:
         logp, _ = row_logps(tiny.model, tiny.chat, [rows[n] for n in part], whole[0].shape[1], vision_calls=calls)

@@ -8,6 +8,6 @@ from tiny_models import CROP, ZOOM, ForcedEngine, Tiny, build, make_prompt, pict
 __all__ = ["CROP", "ZOOM", "ForcedEngine", "Tiny", "build", "make_prompt", "picture", "rescore"]
 
 
-@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="session", params=["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     return build(request.param)

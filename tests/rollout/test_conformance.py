@@ -83,7 +83,7 @@ def garage() -> Iterator[Garage]:
         yield out
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def lent(request: pytest.FixtureRequest, garage: Garage) -> Lent:
     return garage.get(request.param)
 
@@ -93,7 +93,7 @@ def play(lent: Lent, engine: str, prompt: Prompt, turns: list[str]) -> list[Traj
     tiny = lent.tiny
 
     def turn_of(context: list[int]) -> str:
-        return turns[tiny.chat.decode(context).count("<|im_start|>assistant") - 1]
+        return turns[tiny.turns(context) - 1]
 
     forced = ForcedEngine(tiny.model, tiny.chat, lambda request, _: turn_of(request.tokens))
     spelled = Spelled(lent.engine, lambda context: forced._spell(turn_of(context)))

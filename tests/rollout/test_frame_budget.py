@@ -49,7 +49,7 @@ def test_the_budget_of_the_sample_is_kept(tiny: Tiny, budget: int, frames: int) 
     for t in found:
         assert t.faults == []
         assert t.vision[0].grid[0] == -(-frames // 2)
-        assert t.tokens.count(tiny.chat.config.video_token_id) == t.vision[0].n_tokens
+        assert t.tokens.count(tiny.clip_token) == t.vision[0].n_tokens
         assert len(load_video(t.media["vid_1"]).times) == frames
         assert t.prompt.sample.media == (t.media["vid_1"],)
     assert found[0].tokens == found[1].tokens

@@ -1,9 +1,10 @@
-"""What must hold for every trajectory: both families, several turns with pictures, batches with padding."""
+"""What must hold for every trajectory: all families, several turns with pictures, batches with padding."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,17 +29,20 @@ def prompts() -> list[Prompt]:
     ]
 
 
-def script(request: Request, continuation: int) -> str | None:
+def script(tiny: Tiny) -> Callable[[Request, int], str | None]:
     """First turn: two calls, one call, or free; second turn: a crop of the crop, or free."""
-    turn = request.tokens.count(request.tokens[0])  # every message starts alike
-    if turn <= 3:
-        return (f"<think>x</think>{CROP}{ZOOM}", f"<think>y{ZOOM}", None)[continuation]
-    return CROP.replace("img_1", "img_2") if len(request.vision) == 2 else None
+
+    def say(request: Request, continuation: int) -> str | None:
+        if tiny.turns(request.tokens) == 1:
+            return (f"<think>x</think>{CROP}{ZOOM}", f"<think>y{ZOOM}", None)[continuation]
+        return CROP.replace("img_1", "img_2") if len(request.vision) == 2 else None
+
+    return say
 
 
 @pytest.fixture(scope="module")
 def trajectories(tiny: Tiny) -> list[Trajectory]:
-    return rollout(ForcedEngine(tiny.model, tiny.chat, script), tiny.chat, prompts(), CONFIG, seed=5)
+    return rollout(ForcedEngine(tiny.model, tiny.chat, script(tiny)), tiny.chat, prompts(), CONFIG, seed=5)
 
 
 def test_the_scripted_rollouts_are_what_they_should_be(trajectories: list[Trajectory]) -> None:
@@ -126,13 +130,14 @@ def test_whatever_the_batch_the_numbers_are_the_same(tiny: Tiny, trajectories: l
         def add(self, request):  # type: ignore[no-untyped-def]
             return super().add(dataclasses.replace(request, state=None))
 
-    engine = ForcedEngine(tiny.model, tiny.chat, script)
+    say = script(tiny)
+    engine = ForcedEngine(tiny.model, tiny.chat, say)
     everything = prompts()
     for run in (
         [rollout(engine, tiny.chat, [p], CONFIG, seed=5) for p in everything],
         [rollout(engine, tiny.chat, everything[::-1], CONFIG, seed=5)],
-        [rollout(ForcedEngine(tiny.model, tiny.chat, script, batch_tokens=1), tiny.chat, everything, CONFIG, seed=5)],
-        [rollout(Forgetful(tiny.model, tiny.chat, script), tiny.chat, everything, CONFIG, seed=5)],
+        [rollout(ForcedEngine(tiny.model, tiny.chat, say, batch_tokens=1), tiny.chat, everything, CONFIG, seed=5)],
+        [rollout(Forgetful(tiny.model, tiny.chat, say), tiny.chat, everything, CONFIG, seed=5)],
     ):
         found = {(t.prompt.sample.key, t.index): t for ts in run for t in ts}
         for t in trajectories:
@@ -227,7 +232,7 @@ def test_a_later_turn_computes_only_what_is_new(tiny: Tiny) -> None:
         .language_model.layers[0]
         .register_forward_hook(lambda m, a, o: widths.append(a[0].shape[1]))
     )
-    ran = rollout(ForcedEngine(tiny.model, tiny.chat, script), tiny.chat, prompts()[:1], CONFIG, seed=5)
+    ran = rollout(ForcedEngine(tiny.model, tiny.chat, script(tiny)), tiny.chat, prompts()[:1], CONFIG, seed=5)
     hook.remove()
     prompt = len(ran[0].tokens) - sum(u.stop - u.start for u in ran[0].turns)
     observed = max(u.stop - u.start for t in ran for u in t.turns if u.origin is Origin.OBSERVATION)

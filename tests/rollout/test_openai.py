@@ -466,6 +466,7 @@ def unpacked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict
     return out, media
 
 
+@pytest.mark.parametrize("tiny", ["qwen2_5_vl", "qwen3_vl"], indirect=True)  # the messages of Qwen alone
 def test_a_context_read_back_as_messages_gives_the_same_tokens_and_patches(tiny):
     chat = tiny.chat
     prompt = make_prompt("k", "which\n<|im_end|> colour?", picture(90, 50), picture(64, 64, 1))
@@ -485,6 +486,7 @@ def test_a_context_read_back_as_messages_gives_the_same_tokens_and_patches(tiny)
         torch.testing.assert_close(one.patches, other.patches, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("tiny", ["qwen2_5_vl", "qwen3_vl"], indirect=True)  # the messages of Qwen alone
 def test_a_clip_is_sent_as_its_frames_with_their_times(tiny):
     chat = tiny.chat
     frames = np.stack([np.asarray(picture(64, 64, i)) for i in range(3)])

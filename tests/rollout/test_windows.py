@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,7 @@ def play(tiny: Tiny, prompt: Prompt, *turns: str, config: RolloutConfig = CONFIG
     script = [*turns, ANSWER]
 
     def say(request: Any, continuation: int) -> str:
-        return script[tiny.chat.decode(request.tokens).count("<|im_start|>assistant") - 1]
+        return script[tiny.turns(request.tokens) - 1]
 
     return rollout(ForcedEngine(tiny.model, tiny.chat, say), tiny.chat, [prompt], config, seed=0)
 
@@ -58,7 +59,7 @@ def bikes() -> MediaRef:
 def seen_text(tiny: Tiny, t: Trajectory) -> str:
     """The first observation as the policy reads it, each medium as one placeholder."""
     text = tiny.chat.decode(t.tokens[t.turns[1].start : t.turns[1].stop])
-    return re.sub(r"(<\|(image|video)_pad\|>)+", r"<\2>", text)
+    return re.sub(r"(<\|(image|video)(_pad)?\|>)+", r"<\2>", text)
 
 
 def stamps(tiny: Tiny, times: list[float]) -> str:
@@ -66,6 +67,9 @@ def stamps(tiny: Tiny, times: list[float]) -> str:
     block = "<|vision_start|><video><|vision_end|>"
     if tiny.family == "qwen2_5_vl":
         return block
+    if tiny.family == "glm4v":
+        seen = "".join(f"<|begin_of_image|><image><|end_of_image|>{math.floor(t)}" for t in times[::2])
+        return f"<|begin_of_video|>{seen}<|end_of_video|>"
     padded = [*times, *times[-1:] * (len(times) % 2)]
     pairs = [(a + b) / 2 for a, b in zip(padded[::2], padded[1::2], strict=True)]
     return "".join(f"<{t:.1f} seconds>{block}" for t in pairs)
@@ -89,7 +93,7 @@ def test_two_windows_in_a_turn(tiny: Tiny, turn: str) -> None:
     assert list(one.media) == ["vid_1", "vid_2", "vid_3"]
     assert [v.kind for v in one.vision] == ["video"] * 3
     assert [v.grid[0] for v in one.vision] == [8, 3, 2]
-    pads = [one.tokens[u.start : u.stop].count(tiny.chat.config.video_token_id) for u in one.turns]
+    pads = [one.tokens[u.start : u.stop].count(tiny.clip_token) for u in one.turns]
     assert pads == [0, sum(v.n_tokens for v in one.vision[1:]), 0]
     assert pads[1] > 0
     lines = ["vid_2: 6-8 s of vid_1, 5 frames", "vid_3: 2-3 s of vid_1, 4 frames"]

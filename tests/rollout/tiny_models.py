@@ -1,4 +1,4 @@
-"""Tiny models of both families with random weights, and an engine that is forced to write given texts."""
+"""Tiny models of all families with random weights, and an engine that is forced to write given texts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,30 @@ class Tiny:
     model: Any
     chat: Chat
 
+    @property
+    def header(self) -> str:
+        """What opens a turn of the policy."""
+        return "<|assistant|>\n" if self.family == "glm4v" else "<|im_start|>assistant\n"
+
+    @property
+    def ends(self) -> int:
+        """How often the token that ends a policy turn stands in an observation: in GLM-4.1V it only opens it."""
+        return 0 if self.family == "glm4v" else 1
+
+    @property
+    def clip_token(self) -> int:
+        """What the features of a clip replace."""
+        config = self.chat.config
+        return int(config.image_token_id if self.family == "glm4v" else config.video_token_id)
+
+    def turns(self, tokens: list[int]) -> int:
+        """How many turns of the policy these tokens open."""
+        return self.chat.decode(tokens).count(self.header)
+
 
 def build(family: TinyFamily) -> Tiny:
     corpus = [CROP, ZOOM, tools_prompt(TOOLS), "which colour? think and answer: red, blue, green", "img_2: region of"]
-    tokenizer = train_tokenizer(corpus, 500)
+    tokenizer = train_tokenizer(corpus, 500, family)
     config = make_config(family, tokenizer, hidden=64, layers=2, vision_hidden=64, vision_layers=2)
     model = make_model(config, seed=3)
     with torch.no_grad():  # fresh weights hardly mix tokens: make context and pictures matter
@@ -69,12 +89,13 @@ class ForcedEngine(TransformersEngine):
     def __init__(self, model: Any, chat: Chat, script: Callable[[Request, int], str | None], **options: Any) -> None:
         super().__init__(model, chat, **options)
         self.script = script
+        self.end = chat.end_of_turn  # what each turn ends with
         self._forced: dict[tuple[int, int], list[int]] = {}
 
     def _spell(self, text: str) -> list[int]:
         """A policy cannot sample control tokens, but it can spell them letter by letter."""
         ids = self.chat.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [*ids, self.chat.end_of_turn]
+        return [*ids, self.end]
 
     def _choose(self, rows, logp):  # type: ignore[no-untyped-def]
         token = super()._choose(rows, logp)
