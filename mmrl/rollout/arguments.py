@@ -96,5 +96,8 @@ def _between(low: float, high: float) -> str:
 
 def short(value: Any) -> str:
     """A value of the policy's as it may stand in a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python writes, or lists in lists beyond its depth
+        text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= 40 else text[:37] + "..."

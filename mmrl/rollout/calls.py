@@ -98,7 +98,7 @@ class Tools:
         except UnknownName as error:
             return _error(FaultKind.POLICY, "unknown_tool", str(error))
         except BadArguments as error:
-            return _error(FaultKind.POLICY, "bad_arguments", str(error))
+            return _bounded(call.name, _error(FaultKind.POLICY, "bad_arguments", str(error)), limits_of(entry))
         own = replace(context, media=dict(context.media), name=call.name, state=copy.deepcopy(context.state))
         key = None if entry.info.get("stateful") else _key(call, own)
         if key is not None and (known := self._cache.get(key)) is not None:
@@ -123,7 +123,7 @@ class Tools:
         except TimeoutError:
             return _error(FaultKind.TOOL, "timeout", f"{name} took longer than {limits.seconds:g} seconds")
         except ToolError as error:
-            return _error(FaultKind.POLICY, error.code, error.message)
+            return _bounded(name, _error(FaultKind.POLICY, error.code, error.message), limits)
         except Exception as error:
             detail = f"{name} failed: {type(error).__name__}: {error}"
             return ToolResult(f"Error: {name} failed", fault=Fault(FaultKind.TOOL, "tool_failed", detail))

@@ -107,6 +107,7 @@ def _region(frame: Box, box: Box) -> Box:
 
 def _whole(span: tuple[float, float], least: int, low: float, high: float) -> tuple[float, float]:
     """A span as whole pixels that cover it, at least `least` long around the same middle, inside [low, high]."""
+    low, high = math.floor(low), math.ceil(high)  # a region made by others may begin within a pixel
     # a millionth of a pixel is rounding, not picture
     start, stop = math.floor(span[0] + 1e-6), math.ceil(span[1] - 1e-6)
     if stop - start < least:
